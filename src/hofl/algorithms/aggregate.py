@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What federated methods share: settings, the check of a reply, and the mean of the clients' deltas."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hofl.algorithms.base import Entry, Replies, Vector
+from hofl.core.optimizers import Optimizer
+from hofl.core.record import Record
+from hofl.errors import RecordError
+
+MISMATCH = "its bottom differs from the replay of its scalars"
+"""Why a client whose digest disagrees is refused."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings every federated method has.
+
+    Attributes:
+        seed: the run's.
+        steps: E, local steps a participation.
+        batch: examples a local step.
+        optimizer: of backpropagated coordinates; its state is new in each participation.
+        quorum: replies below which a round is void.
+        weighting: of the mean over clients: ``equal`` (the papers') or by ``examples`` in the shard.
+    """
+
+    seed: int
+    steps: int
+    batch: int
+    optimizer: Optimizer
+    quorum: int = 1
+    weighting: Literal["equal", "examples"] = "equal"
+
+
+def initial_state(vector: Vector) -> Record:
+    """Round 0: the vector float32 [d], and how many local steps each client has taken part in."""
+    return Record({"weights/vector": vector.copy()}, {"round": 0, "positions": {}})
+
+
+def plan_values(state: Record, client: int, training: Training) -> dict[str, Any]:
+    """What every request says: who, when, how long, from which minibatch on, with which optimizer."""
+    return {
+        "round": state.values["round"],
+        "client": client,
+        "position": state.values["positions"].get(str(client), 0),
+        "steps": training.steps,
+        "batch": training.batch,
+        "optimizer": training.optimizer.to_values(),
+    }
+
+
+def check_identity(plan: Record, reply: Record) -> None:
+    """Refuse an answer to another question.
+
+    Raises:
+        RecordError: the reply is for another round or client, or its counts make no sense.
+    """
+    for name in ("round", "client"):
+        if reply.values.get(name) != plan.values[name]:
+            raise RecordError(f"reply is for {name} {reply.values.get(name)}, expected {plan.values[name]}")
+    for name in ("examples", "shard"):
+        count = reply.values.get(name)
+        if type(count) is not int or not 0 < count < 2**40:
+            raise RecordError(f"reply counts {name} = {count!r}, expected a positive whole number")
+    loss = reply.values.get("loss_sum")
+    if type(loss) is not float or not np.isfinite(loss):
+        raise RecordError("reply has a non-finite loss")
+
+
+def advance(state: Record, parts: Iterable[tuple[Entry, Vector]], weighting: str) -> Record:
+    """The next state: ``w + sum_i a_i delta_i / sum_i a_i``, equal weights or shard sizes.
+
+    Deltas are added in float64 in client order, divided and rounded once, so neither the order of
+    arrival nor the number of clients in memory matters (HO-FL Alg. 1, line 8).
+
+    Args:
+        state: the current one.
+        parts: accepted entries with their deltas float32 [d], in client order; consumed one by one.
+        weighting: ``equal`` or ``examples``.
+    """
+    vector = state.arrays["weights/vector"]
+    total, weight = np.zeros(len(vector)), 0.0
+    positions = dict(state.values["positions"])
+    for entry, delta in parts:
+        share = float(entry.reply.values["shard"]) if weighting == "examples" else 1.0
+        total += share * delta.astype(np.float64)
+        weight += share
+        plan = entry.plan.values
+        positions[str(entry.client)] = plan["position"] + plan["steps"]
+    moved = (vector + total / weight).astype(np.float32) if weight else vector.copy()
+    values = {**state.values, "round": state.values["round"] + 1, "positions": positions}
+    return Record({**state.arrays, "weights/vector": moved}, values)
+
+
+def loss_row(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Columns every row has: the mean training loss over examples, and their number."""
+    examples = sum(e.reply.values["examples"] for e in entries)
+    loss = sum(e.reply.values["loss_sum"] for e in entries)
+    return {"loss": loss / examples, "examples": examples}
+
+
+def verified(
+    plans: Mapping[int, Record],
+    replies: Replies,
+    delta: Callable[[Entry], Vector],
+    entries: list[Entry],
+    failures: dict[int, str],
+) -> Iterator[tuple[Entry, Vector]]:
+    """Replies with their deltas, one at a time and by client number: arrival order is forgotten here.
+
+    Args:
+        plans: what each client was asked.
+        replies: what came back.
+        delta: a reply's delta float32 [d]; raises RecordError for one that must not count.
+        entries: filled with the accepted replies.
+        failures: filled with why the others were refused.
+    """
+    for client in sorted(plans):
+        if client not in replies.records:
+            continue
+        entry = Entry(client, plans[client], replies.records[client])
+        try:
+            check_identity(entry.plan, entry.reply)
+            change = delta(entry)
+        except RecordError as error:
+            failures[client] = f"refused: {error}"
+            continue
+        entries.append(entry)
+        yield entry, change

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm is: a tuple of functions over records, and the one seam to any runtime.
+
+A round is ``round(state, cohort, call)``: it asks clients through ``call`` and returns the next
+state with the entries that rebuild it. ``rebuild`` is the server's half without the clients, so
+``hofl replay`` and the round itself run the same lines.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hofl.core.record import Record
+from hofl.tasks.base import Task
+
+Vector = NDArray[np.float32]
+Action = Callable[[Task, Record], Record]
+
+
+class Replies(NamedTuple):
+    """What came back from a call: records by client, and why the others are absent."""
+
+    records: dict[int, Record]
+    failures: dict[int, str]
+
+
+Call = Callable[[str, Mapping[int, Record], float | None], Replies]
+"""``call(action, {client: request}, deadline in seconds or None)``."""
+
+
+class Entry(NamedTuple):
+    """One client's part of a round: what it was asked, less the weights, and what it answered."""
+
+    client: int
+    plan: Record
+    reply: Record
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished round: the next state, what rebuilds it, and its row's own columns."""
+
+    state: Record
+    entries: tuple[Entry, ...]
+    row: dict[str, Any]
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class RoundVoid(Exception):
+    """Fewer clients than the quorum returned: the round is repeated with a fresh cohort."""
+
+    def __init__(self, failures: dict[int, str]) -> None:
+        super().__init__("too few clients returned")
+        self.failures = failures
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    Attributes:
+        init: initial vector float32 [d] -> state.
+        round: (state, cohort, call) -> outcome; raises RoundVoid below the quorum.
+        rebuild: (state, entries) -> the state after that round, without any client.
+        actions: what a client can be asked, by name: (task, request) -> reply.
+    """
+
+    init: Callable[[Vector], Record]
+    round: Callable[[Record, Sequence[int], Call], Outcome]
+    rebuild: Callable[[Record, Sequence[Entry]], Record]
+    actions: Mapping[str, Action]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvg: local first-order training and a mean of the deltas.
+
+McMahan, Moore, Ramage, Hampson, Agueera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017, Algorithm 1; in HO-FL's setting (SYSTEMS 2.9).
+
+Symbols: K cohort, E local steps (here optimizer steps, not epochs), w the trainables, d their number.
+Deviations from the original: equal weights by default (``weighting="examples"`` is the original's),
+any of the normative optimizers, whose state is new in each participation. With the model's
+checkpointing on, it is the memory-saving rival that hybrid order is compared with.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hofl.algorithms import aggregate
+from hofl.algorithms.aggregate import Training
+from hofl.algorithms.base import Algorithm, Call, Entry, Outcome, RoundVoid, Vector
+from hofl.core.layout import Layout
+from hofl.core.optimizers import Optimizer
+from hofl.core.record import Record
+from hofl.errors import ClientError
+from hofl.tasks.base import Task
+
+
+def fedavg(layout: Layout, training: Training) -> Algorithm:
+    """FedAvg over all d trainables of ``layout``."""
+
+    def delta(entry: Entry) -> Vector:
+        """A client's delta float32 [d], checked."""
+        return entry.reply.array("weights/delta", "float32", (layout.size,))
+
+    def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
+        """One round, the server's half."""
+        # 1. broadcast w_t to the cohort;  2. each takes E steps;  3. collects the deltas
+        plans = {i: Record({}, aggregate.plan_values(state, i, training)) for i in cohort}
+        weights = {"weights/vector": state.arrays["weights/vector"]}
+        replies = call("local_steps", {i: Record(weights, p.values) for i, p in plans.items()}, None)
+        # 4. w_{t+1} = w_t + mean of the deltas
+        entries: list[Entry] = []
+        failures = dict(replies.failures)
+        parts = aggregate.verified(plans, replies, delta, entries, failures)
+        moved = aggregate.advance(state, parts, training.weighting)
+        if len(entries) < training.quorum:
+            raise RoundVoid(failures)
+        row = {
+            "boundaries": [0] * len(cohort),
+            "replay_ok": True,
+            "zo_signal": None,
+            **aggregate.loss_row(entries),
+        }
+        return Outcome(moved, tuple(entries), row, failures)
+
+    def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
+        """The round again from its entries."""
+        return aggregate.advance(state, ((e, delta(e)) for e in entries), training.weighting)
+
+    return Algorithm(aggregate.initial_state, play, rebuild, {"local_steps": local_steps})
+
+
+def local_steps(task: Task, request: Record) -> Record:
+    """A client's half: E first-order steps from w_t on all trainables -> delta float32 [d]."""
+    plan = request.values
+    model, optimizer = task.model, Optimizer.from_values(plan["optimizer"])
+    start = request.array("weights/vector", "float32", (model.layout.size,))
+    vector, state = start.copy(), optimizer.init(len(start))
+    loss_sum, examples = 0.0, 0
+    for e in range(plan["steps"]):
+        batch = task.batch(plan["client"], plan["position"] + e, plan["batch"])
+        model.write(vector)
+        loss, gradient, _ = model.first_order(batch.inputs, 0, None, task.loss_on(batch))
+        if not (np.isfinite(loss) and np.isfinite(gradient).all()):
+            raise ClientError(f"non-finite loss or gradient in local step {e + 1}")
+        optimizer.update_(vector, gradient, state, e + 1)
+        loss_sum += loss * len(batch.targets)
+        examples += len(batch.targets)
+    sums = {"loss_sum": loss_sum, "examples": examples, "shard": len(task.shards[plan["client"]])}
+    identity = {name: plan[name] for name in ("round", "client")}
+    return Record({"weights/delta": vector - start}, {**identity, **sums})

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hofl export``: a run's final model as a folder that PEFT or Transformers loads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hofl.commands.output import print_json, quiet_libraries, say
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path | None, typer.Option("--out", help="New folder [default: RUN/adapter].")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Write the final model as a PEFT adapter, reload it in a fresh process, compare the logits."""
+    quiet_libraries()
+    from hofl.session import export_run
+
+    found = export_run(run, out or run / "adapter")
+    if json:
+        return print_json(found)
+    say(f"verified in a fresh process: largest difference of the logits {found['difference']:.3g}")
+    say(f"{found['kind']} model: {found['folder']}")

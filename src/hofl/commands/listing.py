@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hofl list``: what a configuration can name."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from hofl.commands.output import print_json, print_table, say
+from hofl.report.tables import Table
+
+Entry = dict[str, Any]
+
+
+class What(StrEnum):
+    """The kinds of things that are listed."""
+
+    ALGORITHMS = "algorithms"
+    TASKS = "tasks"
+    MODELS = "models"
+
+
+def list_(
+    what: Annotated[What | None, typer.Argument(help="One kind; all if left out.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List algorithms, tasks and models."""
+    kinds = [what] if what else list(What)
+    found = {title: entries for kind in kinds for title, entries in _LISTS[kind]().items()}
+    if json:
+        return print_json(found)
+    for title, entries in found.items():
+        print_table(_table(title, entries))
+        say("")
+
+
+def _table(title: str, entries: list[Entry]) -> Table:
+    columns = tuple(entries[0])
+    rows = tuple(tuple(str(entry[c]) for c in columns) for entry in entries)
+    return Table(title, columns, rows, frozenset(range(len(columns))))
+
+
+def _algorithms() -> dict[str, list[Entry]]:
+    from hofl.algorithms import ALGORITHMS
+
+    return {
+        "algorithms": [
+            {
+                "name": name,
+                "title": m.title,
+                "paper": m.paper,
+                "backpropagates": m.backpropagates,
+                "uplink": m.uplink,
+            }
+            for name, m in ALGORITHMS.items()
+        ]
+    }
+
+
+def _tasks() -> dict[str, list[Entry]]:
+    from hofl.tasks.partition import KINDS
+    from hofl.tasks.templates import TEMPLATES
+
+    tasks = [
+        {"task.name": "text", "is": "classification of texts by label words or a trained head"},
+        {"task.name": "synthetic", "is": "clouds of points and a small network: seconds, no files"},
+    ]
+    templates = [
+        {
+            "task.template": t.id,
+            "columns": ", ".join(t.fields),
+            "answers": ", ".join(w.strip() for w in t.words) or "a trained head",
+            "prompt": t.pattern.replace("\n", " / "),
+        }
+        for t in TEMPLATES.values()
+    ]
+    return {
+        "tasks": tasks,
+        "templates": templates,
+        "partitions": [{"partition.kind": k, "is": _PARTS[k]} for k in KINDS],
+    }
+
+
+FAMILIES = ("llama", "qwen2", "smollm3", "gemma2", "gemma3", "opt", "opt-post-norm", "gpt2", "bert")
+"""Those of ``models.tiny``, said here again because that module needs PyTorch; a test compares them."""
+
+_PARTS = {
+    "iid": "random shards of equal size",
+    "dirichlet": "each class split by Dirichlet(alpha), at least minimum examples a client",
+    "by_label": "labels_per_client classes a client",
+    "fixed_dirichlet": "size examples a client, class shares by Dirichlet(alpha)",
+    "files": "one client a file of the glob in task.train",
+}
+
+
+def _models() -> dict[str, list[Entry]]:
+    sources = [
+        {"model.source": "owner/name", "is": "a model of the hub, from the local cache or downloaded"},
+        {"model.source": "path/to/folder", "is": "a folder that save_pretrained wrote"},
+        {"model.source": "path/to/model.gguf", "is": "one GGUF file, dequantised"},
+        {"model.source": "package:NAME", "is": "a folder or GGUF file inside an installed package"},
+        {"model.source": "tiny:FAMILY", "is": "a random tiny model with a word-hash tokenizer, for trials"},
+    ]
+    families = [{"family": name, "trial": f"tiny:{name}"} for name in FAMILIES]
+    return {"sources": sources, "families": families}
+
+
+_LISTS: dict[What, Callable[[], dict[str, list[Entry]]]] = {
+    What.ALGORITHMS: _algorithms,
+    What.TASKS: _tasks,
+    What.MODELS: _models,
+}

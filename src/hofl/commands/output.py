@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands print: plain lines, tables, or JSON alone. Nothing printed can carry an escape code."""
+
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from hofl.report.tables import Table, clean, to_rich
+
+_PIPE_WIDTH = 200
+
+
+def console() -> Console:
+    """Standard output as it is now; wide where it is no terminal, so that lines stay whole."""
+    terminal = sys.stdout.isatty()
+    return Console(file=sys.stdout, highlight=False, width=None if terminal else _PIPE_WIDTH)
+
+
+def say(text: object) -> None:
+    """One line of plain text, control characters stripped."""
+    sys.stdout.write(clean(text) + "\n")
+    sys.stdout.flush()
+
+
+def warn(text: object) -> None:
+    """One line on standard error, control characters stripped."""
+    sys.stderr.write(clean(text) + "\n")
+    sys.stderr.flush()
+
+
+def print_table(table: Table) -> None:
+    """A table; columns too many for the terminal wrap inside their cells."""
+    console().print(to_rich(table))
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON, control characters escaped, and nothing else on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def quiet_libraries() -> None:
+    """Ask the libraries that load models to keep their progress bars and notices to themselves."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hofl run``: train, or resume; plain lines for a log, a progress bar on a terminal."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from hofl.commands.output import console, print_table, quiet_libraries, say, warn
+from hofl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hofl.session import Session
+
+Row = dict[str, Any]
+
+
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG [section.key=value ...]", help="A TOML file, then settings that override it."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Run folder, new or empty [default: runs/<task>-<algorithm>-<seed>]."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on in this run folder; CONFIG may be left out.")
+    ] = None,
+) -> None:
+    """Run a configuration, or resume a run."""
+    from hofl.config import load, placed
+
+    file, overrides = _split(arguments or [], resume)
+    config = load(file, overrides)
+    if resume and out and resume.resolve() != out.resolve():
+        raise click.UsageError("--out and --resume name two folders; give one of them")
+    where = resume or out or Path("runs") / f"{config.task.name}-{config.algorithm}-{config.seed}"
+    refuse_folder(where, resume is not None)
+    quiet_libraries()
+    from hofl.session import prepare  # only now PyTorch: what is wrong above was said at once
+
+    with placed(file, overrides):
+        session = prepare(config)
+    _train(session, where, resume is not None)
+
+
+def _split(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
+    """The configuration's file, a resumed run's own if none is named, and the overrides."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    if resume is None:
+        raise click.UsageError("CONFIG is missing: give a .toml file, or --resume a run folder")
+    refuse_folder(resume, True)
+    return str(resume / "config.toml"), arguments
+
+
+def refuse_folder(where: Path, resume: bool) -> None:
+    """Say at once, before a model is loaded, that a run cannot start or go on in a folder.
+
+    Raises:
+        ConfigError: a new run where there is something, or nothing to resume.
+    """
+    if resume and not (where / "config.toml").is_file():
+        raise ConfigError(f"{where}: nothing to resume, it has no config.toml; start without --resume")
+    if not resume and where.exists() and (not where.is_dir() or any(where.iterdir())):
+        raise ConfigError(f"{where} exists and is not empty; give another --out, or --resume it")
+
+
+def _train(session: "Session", where: Path, resume: bool) -> None:
+    from hofl.commands.describe import describe, result
+
+    rows = session.rows(where, resume=resume, warn=_warning)  # refuses a folder of another run at once
+    done = "before round 0"
+    try:
+        for part in describe(session):
+            say(part) if isinstance(part, str) else print_table(part)
+        for row in _shown(rows, session.config.rounds):
+            done = f"after round {row['round']}"
+    except KeyboardInterrupt:
+        warn(f"hofl: interrupted {done}; saved; resume with: hofl run --resume {where}")
+        raise typer.Exit(130) from None
+    print_table(result(where))
+    say(f"final model: {where / 'final.safetensors'}")
+
+
+def _warning(text: str) -> None:
+    warn(f"warning: {text}")
+
+
+def _shown(rows: Iterator[Row], rounds: int) -> Iterator[Row]:
+    """The rows, each shown as it comes: a bar that fills on a terminal, else a line an evaluation."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            _tell(row, rounds, say)
+            yield row
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console()) as progress:
+        bar = progress.add_task("", total=rounds)
+        for row in rows:
+            _tell(row, rounds, lambda line: progress.console.print(Text(line)))
+            progress.update(bar, completed=row["round"])
+            yield row
+
+
+def _tell(row: Row, rounds: int, show: Any) -> None:
+    """Failures of clients always, and a line where the row was evaluated."""
+    from hofl.commands.describe import line
+    from hofl.report.tables import clean
+
+    for failure in row["failures"]:
+        warn(f"round {row['round']}: client {failure['client']}: {failure['why']}")
+    if row["metrics"] is not None:
+        show(clean(line(row, rounds)))

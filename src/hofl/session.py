@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run from a configuration, without a terminal: prepare it, then take its rows one by one."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hofl.algorithms.base import Algorithm
+from hofl.build import (
+    Draw,
+    active,
+    boundaries_of,
+    build_algorithm,
+    build_draw,
+    build_policy,
+    build_task,
+    device_of,
+    load_text,
+)
+from hofl.config import Config, dump, load
+from hofl.core.sampling import Policy
+from hofl.errors import ConfigError
+from hofl.models.lora import export
+from hofl.runtime import checkpoint, folder, ledger, loop
+from hofl.runtime.folder import Settings
+from hofl.runtime.local import IN_PROCESS, local_call
+from hofl.runtime.meter import Meter
+from hofl.tasks.base import Task
+
+_PROOF = 2
+"""Examples in the batch on which a model's cut, or its export, is checked against the whole."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything a run is made of, checked and in memory; nothing is written yet.
+
+    Attributes:
+        config: what it was made from.
+        task: clients, data and model.
+        algorithm: what a round is.
+        boundaries: one a client.
+        policy: selection shares over ``able``.
+        able: numbers of the clients that hold data.
+        draw: the cohort of a round.
+    """
+
+    config: Config
+    task: Task
+    algorithm: Algorithm
+    boundaries: tuple[int, ...]
+    policy: Policy
+    able: list[int]
+    draw: Draw
+
+    def rows(self, where: Path, *, resume: bool, warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+        """Run; yields each round's row once it is stored, see :func:`hofl.runtime.loop.run`."""
+        meter = Meter()
+        call = local_call(self.task, self.algorithm.actions, meter)
+        parts = loop.Parts(self.task, self.algorithm, call, meter, self.draw, warn)
+        return loop.run(parts, where, settings_of(self.config), resume=resume)
+
+
+def prepare(config: Config) -> Session:
+    """Build the task and the algorithm and check one against the other.
+
+    Raises:
+        ConfigError, DataError, ModelError: one line that says what to mend.
+    """
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    task = build_task(config)
+    sizes = [len(shard) for shard in task.shards]
+    boundaries = boundaries_of(config, task.model.layout, len(task.clients))
+    for boundary in sorted(set(boundaries)):
+        task.model.check_boundary(boundary)
+    policy = build_policy(config, task.model.layout, boundaries, sizes)
+    algorithm = build_algorithm(config, task.model.layout, boundaries)
+    draw = build_draw(config, policy, sizes)
+    able = active(sizes)
+    task.model.self_test(task.batch(able[0], 0, _PROOF).inputs)
+    return Session(config, task, algorithm, boundaries, policy, able, draw)
+
+
+def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
+    """Run or resume without a word but Python warnings; returns the summary.
+
+    Raises:
+        HoflError: bad input. RunFailed: diverged, or too few clients.
+    """
+    session = prepare(config)
+    for _ in session.rows(where, resume=resume, warn=warnings.warn):
+        pass
+    summary: dict[str, Any] = json.loads((where / folder.SUMMARY).read_bytes())
+    return summary
+
+
+def settings_of(config: Config) -> Settings:
+    """What the loop is told of a configuration."""
+    probed = config.algorithm == "ho_fl" and config.zo.estimator in ("forward", "central")
+    return Settings(
+        algorithm=config.algorithm,
+        model=config.model.source or config.task.name,
+        seed=config.seed,
+        rounds=config.rounds,
+        config=dump(config),
+        mode=IN_PROCESS,
+        leaves_device=leaves_device(config),
+        evaluate_every=config.evaluation.every,
+        dtype=config.model.dtype,
+        radius=config.zo.radius if probed else None,
+        ledger=config.run.ledger,
+    )
+
+
+def leaves_device(config: Config) -> tuple[str, ...]:
+    """What a client sends, in words."""
+    common = ("the sum of training losses", "counts of examples")
+    if config.algorithm == "fedavg":
+        return ("the update of all trainables", *common)
+    probes = (
+        () if config.zo.estimator == "none" else ("E x q scalars of the bottom", "a digest of the bottom")
+    )
+    return (*probes, "the update of the top", *common)
+
+
+def rebuild(where: Path, round_number: int) -> dict[str, Any]:
+    """Rebuild the state after a round from a run's initial state and ledger alone.
+
+    Returns:
+        the round, the SHA-256 rebuilt and in the row (equal, or this raises), and the dimension d.
+
+    Raises:
+        ConfigError, RecordError: no such run or round, or the rebuilt state is not the one the run had.
+    """
+    if round_number < 0:
+        raise ConfigError(f"--round {round_number}: must be >= 0")
+    config = load(run_config(where))
+    _, layout = checkpoint.load_final(where / folder.INITIAL)
+    # The boundaries are in the ledger's plans: what today's configuration would deal is not asked.
+    state = ledger.replay(where, round_number, build_algorithm(config, layout, ()))
+    sha = checkpoint.state_sha256(state)
+    return {"round": round_number, "state_sha256": sha, "equal": True, "dimension": layout.size}
+
+
+def export_run(where: Path, out: Path) -> dict[str, Any]:
+    """Write a run's final model as a PEFT folder (or a whole model), verified in a fresh process.
+
+    Returns:
+        ``kind``, ``folder`` and ``difference``, the largest of the logits after the reload.
+
+    Raises:
+        ConfigError: no such run, a folder that is in use, or a task without a Hugging Face model.
+        ModelError: what was saved computes something else. RecordError: the final model is damaged.
+    """
+    config = load(run_config(where))
+    if config.task.name != "text":
+        raise ConfigError(f'{where}: task.name = "{config.task.name}" has no Hugging Face model to export')
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not empty; give another --out")
+    vector, layout = checkpoint.load_final(where / folder.FINAL)
+    task, loaded = load_text(config, device_of(config.model.device))
+    if task.model.layout.fingerprint != layout.fingerprint:
+        raise ConfigError(f"{where}: the model of config.toml has another layout than the final model")
+    task.model.write(vector)
+    client = active([len(shard) for shard in task.shards])[0]
+    inputs = task.batch(client, 0, _PROOF).inputs
+    return export(task.model.module, out, facts=loaded.facts, inputs=inputs, tokenizer=loaded.tokenizer)
+
+
+def run_config(where: Path) -> Path:
+    """The configuration of a run folder.
+
+    Raises:
+        ConfigError: it is no run folder.
+    """
+    if not (where / folder.CONFIG).is_file():
+        raise ConfigError(f"{where} is no run folder: it has no {folder.CONFIG}; give a folder of hofl run")
+    return where / folder.CONFIG

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A task: one cut model, the clients' data, a loss and sums for the metrics."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hofl.core.keys import Key
+from hofl.models.boundary import CutModel
+from hofl.tasks.metrics import Sums
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Model inputs by argument name and the class ids they are scored against.
+
+    Attributes:
+        inputs: what the module's forward takes, each [batch, ...].
+        targets: int64 [batch].
+    """
+
+    inputs: dict[str, Tensor]
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything a client or an evaluation needs; one instance serves all clients.
+
+    Attributes:
+        name: what the run folder calls it.
+        model: the only copy of the model.
+        clients: ids, ``[A-Za-z0-9_-]{1,64}``; a client's number is its place here.
+        shards: example numbers of each client, int64 arrays.
+        collate: example numbers of the training set -> Batch.
+        loss: (output [batch, classes], batch) -> mean loss, a scalar tensor.
+        evaluate: the live parameters on the evaluation set -> Sums.
+        seed: the run's seed, for the order of batches.
+        facts: for the manifest: labels, majority class, truncated texts, the partition table.
+    """
+
+    name: str
+    model: CutModel
+    clients: tuple[str, ...]
+    shards: Sequence[NDArray[np.int64]]
+    collate: Callable[[NDArray[np.int64]], Batch]
+    loss: Callable[[Tensor, Batch], Tensor]
+    evaluate: Callable[[], Sums]
+    seed: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def batch(self, client: int, position: int, size: int) -> Batch:
+        """The client's minibatch number ``position``, counted over the whole run.
+
+        A pure function: each pass over the shard has its own seeded order, the short last
+        batch of a pass is dropped, and a shard below ``size`` is one batch.
+        """
+        shard = self.shards[client]
+        size = min(size, len(shard))
+        passes, place = divmod(position, len(shard) // size)
+        order = Key.of(self.seed, "batches", client, passes).permutation(len(shard))
+        return self.collate(shard[order[place * size : (place + 1) * size]])
+
+    def loss_on(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The loss of one batch as a function of the model's output."""
+        return lambda output: self.loss(output, batch)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the partition: client ids and their example numbers in order."""
+        h = hashlib.sha256()
+        for client, shard in zip(self.clients, self.shards, strict=True):
+            h.update(f"{client}:{len(shard)};".encode() + np.ascontiguousarray(shard).tobytes())
+        return h.hexdigest()
+
+
+def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy in float32: output [batch, classes], targets [batch] -> []."""
+    return torch.nn.functional.cross_entropy(output.float(), batch.targets)

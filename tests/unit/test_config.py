@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from pydantic import ValidationError
+
+from hofl.config import Config, cohort_size, dump, load, parse
+from hofl.errors import ConfigError
+
+SYNTHETIC = '[task]\nname = "synthetic"\n'
+
+
+def message(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"{text}\n{SYNTHETIC}", "x.toml", overrides)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[zo]\n# probez = 1\nprobez = 3", "x.toml:3: zo.probez is unknown, did you mean zo.probes?"),
+        ("probes = 3", "x.toml:1: probes is unknown, did you mean zo.probes?"),
+        ("zo.probez = 3", "x.toml:1: zo.probez is unknown, did you mean zo.probes?"),
+        ("[cohort]\npreference = 1.5", "x.toml:2: cohort.preference = 1.5: must be in [0, 1)"),
+        ("[cohort]\npreference = 1.0", "x.toml:2: cohort.preference = 1.0: must be in [0, 1)"),
+        ("[zo]\n\nradius = 0", "x.toml:3: zo.radius = 0: must be > 0"),
+        ("[zo]\nradius = nan", "x.toml:2: zo.radius = nan: must be a finite number"),
+        ("[zo]\nprobes = 0", "x.toml:2: zo.probes = 0: must be >= 1"),
+        ('[zo]\nprobes = "2"', 'x.toml:2: zo.probes = "2": must be a whole number'),
+        ("[zo]\nprobes = 2.5", "x.toml:2: zo.probes = 2.5: must be a whole number"),
+        ("[zo]\nprobes = true", "x.toml:2: zo.probes = true: must be a whole number"),
+        ("zo = 3", "x.toml:1: zo = 3: must be a section with keys of its own"),
+        ("[optimizer]\nlr = 0.0", "x.toml:2: optimizer.lr = 0.0: must be > 0"),
+        ("[optimizer]\nbetas = [0.9, 1]", "x.toml:2: optimizer.betas = [0.9, 1]: must be in [0, 1)"),
+        ("[optimizer]\nbetas = [0.9]", "x.toml:2: optimizer.betas = [0.9]: must have an element more"),
+        ("[zo.optimizer]\nlr = -1", "x.toml:2: zo.optimizer.lr = -1: must be > 0"),
+        (
+            "[cohort]\nsize = 31",
+            "x.toml:2: cohort.size = 31: must be at most partition.clients = 30",
+        ),
+        ("quorum = 7", "x.toml:1: quorum = 7: must be at most the cohort, 6 clients"),
+        ("rounds = 0", "x.toml:1: rounds = 0: must be >= 1"),
+        (
+            "seed = 99999999999999999999",
+            "x.toml:1: seed = 99999999999999999999: must be a 64-bit signed integer",
+        ),
+        ("rounds =", "x.toml:1: Invalid value; the file is not valid TOML"),
+    ],
+)
+def test_bad_setting_is_one_line_with_its_place(text: str, expected: str) -> None:
+    assert message(text) == expected
+
+
+def test_bad_value_names_the_choices() -> None:
+    assert message('[zo]\nestimator = "fwd"').endswith(
+        "must be 'forward', 'central', 'tangent', 'sketch' or 'none'"
+    )
+
+
+@pytest.mark.parametrize("size", ['"0%"', '"101%"', '"some"', "0", "-1", "2.5", "true"])
+def test_bad_cohort_sizes(size: str) -> None:
+    assert message(f"[cohort]\nsize = {size}").startswith(f"x.toml:2: cohort.size = {size}: must be")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("zo.radius=0", "command line: zo.radius = 0: must be > 0"),
+        ("zo.probez=2", "command line: zo.probez is unknown, did you mean zo.probes?"),
+        ("cohort.size=31", "command line: cohort.size = 31: must be at most partition.clients = 30"),
+        ("seed.x=1", "command line: seed = 1: must be a whole number"),
+        ("probes", "command line: 'probes' is no setting; write section.key=value"),
+        ("a b=1", "command line: 'a b=1' is no setting; write section.key=value"),
+    ],
+)
+def test_bad_override_names_the_command_line(override: str, expected: str) -> None:
+    assert message("", override) == expected
+
+
+def test_override_through_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"command line: seed\.x is unknown; seed is no section"):
+        parse(f"seed = 1\n{SYNTHETIC}", "x.toml", ["seed.x=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("zo.radius=1e-2", lambda c: c.zo.radius == 0.01),
+        ("zo.estimator=tangent", lambda c: c.zo.estimator == "tangent"),
+        ("cohort.size=50%", lambda c: c.cohort.size == "50%"),
+        ("cohort.boundaries=[1, 2]", lambda c: c.cohort.boundaries == (1, 2)),
+        ("model.checkpointing=true", lambda c: c.model.checkpointing is True),
+        ("task.train=data/a=b.csv", lambda c: c.task.train == "data/a=b.csv"),
+        ("zo.optimizer.lr=3", lambda c: c.bottom_optimizer.lr == 3.0 and c.optimizer.lr == 1e-5),
+        ("task.text=1\nseed = 7", lambda c: c.seed == 42 and c.task.text == "1\nseed = 7"),
+    ],
+)
+def test_override_values(override: str, read) -> None:
+    assert read(parse(SYNTHETIC, "x.toml", [override]))
+
+
+def test_override_wins_over_the_file() -> None:
+    assert parse(f"[zo]\nprobes = 2\n{SYNTHETIC}", "x.toml", ["zo.probes=4", "zo.probes=5"]).zo.probes == 5
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["zo.optimizer.name=sgd"], ["cohort.boundaries=[1,2]", "model.lora.targets=['a']"]]
+)
+def test_dump_reloads_to_an_equal_config(overrides: list[str]) -> None:
+    config = parse(SYNTHETIC, "x.toml", overrides)
+    assert parse(dump(config), "y.toml") == config
+    assert "preference = 0.75" in dump(config)  # complete: defaults are written too
+
+
+def test_text_needs_a_model_and_data() -> None:
+    with pytest.raises(ConfigError, match=r"x.toml: model.source is missing; name a hub id"):
+        parse("rounds = 1", "x.toml")
+    with pytest.raises(ConfigError, match=r"x.toml:1: task.train is missing"):
+        parse('[task]\nname = "text"\n[model]\nsource = "m"', "x.toml")
+
+
+@pytest.mark.parametrize(("boundaries", "fine"), [("[]", True), ("[0, 0]", True), ("[0, 1]", False)])
+def test_fedavg_has_no_boundary(boundaries: str, fine: bool) -> None:
+    text = f'algorithm = "fedavg"\n{SYNTHETIC}[cohort]\nboundaries = {boundaries}'
+    if fine:
+        assert parse(text, "x").algorithm == "fedavg"
+    else:
+        with pytest.raises(ConfigError, match="fedavg backpropagates through every block"):
+            parse(text, "x")
+
+
+def test_listed_boundaries_are_one_per_client() -> None:
+    text = f'{SYNTHETIC}[partition]\nclients = 3\n[cohort]\nsize = 1\nassign = "listed"\nboundaries = [1, 2]'
+    with pytest.raises(
+        ConfigError, match=r"x:8: cohort.boundaries = \[1, 2\]: must list one number per client, 3"
+    ):
+        parse(text, "x")
+
+
+@pytest.mark.parametrize(
+    ("size", "clients", "cohort"), [("all", 10, 10), ("50%", 5, 3), ("100%", 7, 7), ("10%", 30, 3), (4, 4, 4)]
+)
+def test_cohort_size(size: int | str, clients: int, cohort: int) -> None:
+    assert cohort_size(size, clients) == cohort
+
+
+def test_cohort_beyond_the_clients_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cohort.size = 5: must be at most the 4 clients"):
+        cohort_size(5, 4)
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        parse(SYNTHETIC, "x").seed = 1  # type: ignore[misc]
+    assert hash(Config.model_validate({"task": {"name": "synthetic"}})) is not None
+
+
+def test_missing_file_and_bad_bytes(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.toml: No such file or directory; give the path"):
+        load(tmp_path / "no.toml")
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"bad\.toml: is not UTF-8 text"):
+        load(tmp_path / "bad.toml")
