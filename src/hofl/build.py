@@ -139,6 +139,7 @@ def build_algorithm(config: Config, layout: Layout, boundaries: Sequence[int]) -
         batch=config.local.batch,
         optimizer=optimizer_of(config.optimizer),
         quorum=config.quorum,
+        weighting=config.cohort.weighting,
     )
     if config.algorithm == "fedavg":
         return build(layout, training)

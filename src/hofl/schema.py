@@ -99,12 +99,14 @@ class CohortConfig(_Section):
         preference: beta in [0, 1): 0 samples uniformly, higher favours cheap clients.
         boundaries: blocks below the cut, one number per tier, or one per client when listed.
         assign: tiers are dealt equally by a seeded permutation; listed is taken as written.
+        weighting: of the mean over clients: equal (the papers'), or by the examples in the shard.
     """
 
     size: Annotated[int | str, AfterValidator(_part)] = 6
     preference: Share = 0.75
     boundaries: tuple[Natural, ...] = ()
     assign: Literal["tiers", "listed"] = "tiers"
+    weighting: Literal["equal", "examples"] = "equal"
 
 
 class LocalConfig(_Section):

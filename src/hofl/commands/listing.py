@@ -29,7 +29,7 @@ def list_(
     kinds = [what] if what else list(What)
     found = {title: entries for kind in kinds for title, entries in _LISTS[kind]().items()}
     if json:
-        return print_json(found)
+        return print_json(next(iter(found.values())) if len(found) == 1 else found)
     for title, entries in found.items():
         print_table(_table(title, entries))
         say("")
@@ -44,18 +44,7 @@ def _table(title: str, entries: list[Entry]) -> Table:
 def _algorithms() -> dict[str, list[Entry]]:
     from hofl.algorithms import ALGORITHMS
 
-    return {
-        "algorithms": [
-            {
-                "name": name,
-                "title": m.title,
-                "paper": m.paper,
-                "backpropagates": m.backpropagates,
-                "uplink": m.uplink,
-            }
-            for name, m in ALGORITHMS.items()
-        ]
-    }
+    return {"algorithms": [method._asdict() for method in ALGORITHMS.values()]}
 
 
 def _tasks() -> dict[str, list[Entry]]:

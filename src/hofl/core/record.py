@@ -42,7 +42,7 @@ class Record:
                 )
         try:
             text = json.dumps(self.values, allow_nan=False, separators=(",", ":"))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise RecordError(f"values of a record must be finite JSON: {error}") from error
         return bytes(save({k: np.ascontiguousarray(a) for k, a in self.arrays.items()}, {"values": text}))
 

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hofl.errors import ModelError
-from hofl.models.frozen_linear import FrozenLinears
 from hofl.models.hooks import flat, places_of, swapped
+from hofl.models.rules import ForwardRules
 
 if TYPE_CHECKING:
     from hofl.models.boundary import CutModel
@@ -52,7 +51,7 @@ class BottomSurrogate:
         """z and its directional derivatives, in one forward-mode pass that keeps nothing for a backward.
 
         The primal is computed once and the q tangents ride along it as a batch: (1 + q) forwards.
-        Fused attention has no forward-mode rule, so the bottom's attention runs the MATH back-end.
+        z has the bits of :meth:`outputs`: the primal runs the same kernels, see :mod:`hofl.models.rules`.
 
         Args:
             directions: float32 [q, d_zo] on the model's device.
@@ -71,7 +70,7 @@ class BottomSurrogate:
             z = self.outputs()
             return z, z.new_zeros((len(directions), *z.shape))
         try:
-            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            with torch.no_grad():
                 return torch.func.vmap(self._along, out_dims=(None, 0))(*pieces)  # type: ignore[arg-type]
         except (NotImplementedError, RuntimeError) as error:
             if not any(word in str(error).lower() for word in ("forward", "functorch", "vmap", "jvp")):
@@ -92,22 +91,22 @@ class BottomSurrogate:
             graph = self._model.stop(self._inputs, self._boundary, recompute=True)
         names = [slot.name for slot in self._slots]
 
-        def pull(feedback: Tensor) -> NDArray[np.float32]:
+        def _pull(feedback: Tensor) -> NDArray[np.float32]:
             if not names:
                 return np.zeros(0, dtype=np.float32)
             grads = torch.autograd.grad(graph, self._parameters, feedback, allow_unused=True)
             return flat(grads, names)
 
-        return graph.detach(), pull
+        return graph.detach(), _pull
 
     def _along(self, *tangents: Tensor) -> tuple[Tensor, Tensor]:
         """z and one directional derivative of it."""
         places = places_of(self._model.module)
         mine = [places[id(parameter)] for parameter in self._parameters]
 
-        def bottom(*values: Tensor) -> Tensor:
-            with swapped(mine, values), FrozenLinears():
+        def _bottom(*values: Tensor) -> Tensor:
+            with swapped(mine, values), ForwardRules():
                 return self._model.stop(self._inputs, self._boundary)
 
         primals = tuple(parameter.detach() for parameter in self._parameters)
-        return torch.func.jvp(bottom, primals, tangents)  # type: ignore[return-value]
+        return torch.func.jvp(_bottom, primals, tangents)  # type: ignore[return-value]

@@ -93,19 +93,19 @@ def checkpointed(block: nn.Module) -> Forward:
     """The block's forward, whose activations are recomputed in the backward pass."""
     forward = block.forward
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def _run(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    return run
+    return _run
 
 
 def stopping(forward: Forward) -> Forward:
     """The forward, then :class:`Stop`."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def _run(*args: Any, **kwargs: Any) -> Any:
         raise Stop(forward(*args, **kwargs))
 
-    return run
+    return _run
 
 
 def feeding(output: Any) -> Forward:

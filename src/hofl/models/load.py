@@ -234,13 +234,13 @@ def restrict_head(module: nn.Module, token_ids: Sequence[int]) -> None:
     ids = torch.tensor(list(token_ids), device=next(module.parameters()).device)
     plain = type(embedding) is nn.Linear
 
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
+    def _forward(hidden: torch.Tensor) -> torch.Tensor:
         if not plain:
             return type(embedding).forward(embedding, hidden)[..., ids]
         weight, bias = embedding.weight, embedding.bias
         return nn.functional.linear(hidden, weight[ids], None if bias is None else bias[ids])
 
-    vars(embedding)["forward"] = forward
+    vars(embedding)["forward"] = _forward
 
 
 def output_embedding(module: nn.Module) -> Any:

@@ -44,7 +44,7 @@ def _check_places(model: "CutModel", inputs: Mapping[str, Any]) -> None:
     late: dict[int, bool] = {}
     started: list[bool] = []
 
-    def enter(owner: nn.Module, *_: Any) -> None:
+    def _enter(owner: nn.Module, *_: Any) -> None:
         for parameter in owner.parameters(recurse=False):
             late.setdefault(id(parameter), bool(started))
 
@@ -52,7 +52,7 @@ def _check_places(model: "CutModel", inputs: Mapping[str, Any]) -> None:
     places = places_of(model.module)
     owners = {module for _, parameter in outside for module, _ in places[id(parameter)]}
     handles = [first.register_forward_pre_hook(lambda *_: started.append(True))]
-    handles += [owner.register_forward_pre_hook(enter) for owner in owners]
+    handles += [owner.register_forward_pre_hook(_enter) for owner in owners]
     try:
         with torch.no_grad():
             model.full(inputs)

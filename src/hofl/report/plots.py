@@ -45,6 +45,7 @@ def plot(groups: Sequence[Group], file: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -55,6 +56,7 @@ def plot(groups: Sequence[Group], file: Path) -> None:
             _draw(panel, members, place, key, metric)
         _zero_shot(panel, groups)
         panel.set_xlabel(title)
+        panel.xaxis.set_major_locator(MaxNLocator(6, integer=key != "bytes_up"))
         panel.grid(True, color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"{metric} (n = {evaluation_examples(groups)})")
