@@ -36,9 +36,8 @@ def interleaved(*runs: Callable[[], object], repeats: int = 9) -> list[float]:
 
 def report(what: str, ratio: float, budget: float, at_least: bool = False) -> None:
     met = ratio >= budget if at_least else ratio <= budget
-    print(
-        f"{what:<64} {ratio:6.2f}   budget {'>=' if at_least else '<='} {budget:g}   {'met' if met else 'MISSED'}"
-    )
+    bound = f"{'>=' if at_least else '<='} {budget:g}"
+    print(f"{what:<64} {ratio:6.2f}   budget {bound}   {'met' if met else 'MISSED'}")
 
 
 def stream() -> None:

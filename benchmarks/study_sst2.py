@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SST-2 study of docs/LOG.md: what does the bottom contribute, by which estimator, optimizer and rate?
+"""The SST-2 study of docs/LOG.md: what the bottom contributes, by estimator, optimizer and rate.
 
 Run: python benchmarks/study_sst2.py TRAIN.parquet VALIDATION.parquet OUT [SEED ...]
 

@@ -2,7 +2,7 @@
 """FedAvg: local first-order training and a mean of the deltas.
 
 McMahan, Moore, Ramage, Hampson, Agueera y Arcas, "Communication-Efficient Learning of Deep Networks
-from Decentralized Data", AISTATS 2017, Algorithm 1; in HO-FL's setting (SYSTEMS 2.9).
+from Decentralized Data", AISTATS 2017, Algorithm 1; in HO-FL's setting.
 
 Symbols: K cohort, E local steps (here optimizer steps, not epochs), w the trainables, d their number.
 Deviations from the original: equal weights by default (``weighting="examples"`` is the original's),

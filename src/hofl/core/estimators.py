@@ -116,7 +116,7 @@ def sides(
 
 
 def forward(surrogate: Surrogate, directions: Directions, radius: float, check: bool) -> Phase:
-    """One-sided differences (HO-FL Alg. 3; SYSTEMS 1.5). ``check`` also probes the mirrored points."""
+    """One-sided differences (HO-FL Alg. 3). ``check`` also probes the mirrored points."""
     z, _one_side = sides(surrogate, directions, radius)
 
     def _scalars(feedback: Tensor) -> Scalars:

@@ -126,7 +126,7 @@ def fixed_dirichlet(labels: Labels, clients: int, size: int, alpha: float, *, se
 
     Clients draw in a seeded order, without replacement, from class pools; an empty pool is refilled by
     drawing the whole class with replacement, so examples may repeat within and across clients. Counts
-    are proportions rounded by largest remainder (SYSTEMS.md section 5.1, D-9).
+    are proportions rounded by largest remainder.
     """
     _positive("clients", clients)
     _positive("size", size)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versioned prompts: how a row becomes a prompt, and a label one of a few words after it.
 
-The papers do not give theirs (SYSTEMS.md, D-10), so these are our own and frozen: a change of one
+The papers do not give theirs, so these are our own and frozen: a change of one
 character is a new id. Zero-shot accuracy is reported with each.
 """
 

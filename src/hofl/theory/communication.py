@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a method sends, by formula: bytes of one client in one round, by category, headers excluded.
 
-The formulas are SYSTEMS 6.2's (from HO-FL App. E), with what this library adds to a message: a 32-byte
-digest and three float64 of diagnostics where there is a bottom, and one 16-byte root key in place of E q seeds.
-The law suite holds them equal to the bytes metered from serialised records.
+The formulas are those of HO-FL App. E, with what this library adds to a message: a 32-byte digest and three
+float64 of diagnostics where there is a bottom, and one 16-byte root key in place of E q seeds. The law suite
+holds them equal to the bytes metered from serialised records.
 """
 
 from typing import TypedDict
