@@ -4,12 +4,9 @@
 Run: python benchmarks/directions.py
 """
 
-import time
-from collections.abc import Callable
-from statistics import median
-
 import numpy as np
 import torch
+from _timing import interleaved, report
 
 from hofl.core.directions import BLOCK, Directions, blocks, gaussian
 from hofl.core.keys import Key
@@ -19,25 +16,6 @@ from hofl.core.sampling import dimension_aware
 
 KEY = Key.of(1, "directions", 0, 0)
 SIZE = 1 << 22
-
-
-def interleaved(*runs: Callable[[], object], repeats: int = 9) -> list[float]:
-    """Median seconds of each, measured in turn after one warm-up."""
-    for run in runs:
-        run()
-    seconds: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for run, times in zip(runs, seconds, strict=True):
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-    return [median(times) for times in seconds]
-
-
-def report(what: str, ratio: float, budget: float, at_least: bool = False) -> None:
-    met = ratio >= budget if at_least else ratio <= budget
-    bound = f"{'>=' if at_least else '<='} {budget:g}"
-    print(f"{what:<64} {ratio:6.2f}   budget {bound}   {'met' if met else 'MISSED'}")
 
 
 def stream() -> None:

@@ -34,6 +34,7 @@ ARMS = {
 
 
 def main(train: str, validation: str, out: Path, seeds: list[str]) -> None:
+    failed = []
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     for seed in seeds:
         for name, (config, *overrides) in ARMS.items():
@@ -44,7 +45,9 @@ def main(train: str, validation: str, out: Path, seeds: list[str]) -> None:
             where = ["--resume" if folder.exists() else "--out", str(folder)]
             command = [sys.executable, "-m", "hofl", "run", str(CONFIGS / config), *settings, *where]
             print(f"== {name} seed {seed}", flush=True)
-            subprocess.run(command, env=environment, check=False)
+            if subprocess.run(command, env=environment, check=False).returncode:
+                failed.append(f"{name} seed {seed}")
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":

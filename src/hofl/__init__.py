@@ -50,8 +50,9 @@ def read_run(folder: str | Path) -> "RunData":
     """Configuration, manifest, rows and summary of a run folder.
 
     Raises:
-        hofl.errors.DataError: it is no run folder.
+        hofl.errors.HoflError: it is no run folder, or a file in it is damaged.
     """
     from hofl.report.rows import read_run as read
+    from hofl.runtime.rows import read_rows
 
-    return read(folder)
+    return read(folder, read_rows)

@@ -12,7 +12,8 @@ from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.aggregate import Training
 from hofl.algorithms.base import Algorithm
 from hofl.algorithms.ho_fl import Probing
-from hofl.config import Config, OptimizerConfig, cohort_size
+from hofl.config import Config, OptimizerConfig, about, cohort_size
+from hofl.core.directions import Directions
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
@@ -25,6 +26,7 @@ from hofl.tasks.partition import Partition
 if TYPE_CHECKING:
     from hofl.models.load import Loaded
 
+Inputs = dict[str, torch.Tensor]
 Draw = Callable[[int, int], list[int]]
 """``draw(round, attempt)`` -> the client numbers of a cohort, ascending."""
 
@@ -103,11 +105,12 @@ def load_text(config: Config, device: str) -> "tuple[Task, Loaded]":
     head = len(data.names) if data.template.head else None
     # A tiny model stands for a pretrained one: the same for every seed, so that an export finds it again.
     key = None if config.model.source.startswith("tiny:") else Key.of(config.seed, "init", _MODEL)
-    loaded = load(config.model.source, dtype=config.model.dtype, device=device, head=head, key=key)
-    if head is None:
-        restrict_head(loaded.module, word_tokens(loaded.tokenizer, data.template))
-    model = cut_of(config, loaded)
-    built = text_task(data, model, loaded.tokenizer, length=task.length, batch=config.evaluation.batch)
+    with about("model.source"):
+        loaded = load(config.model.source, dtype=config.model.dtype, device=device, head=head, key=key)
+        if head is None:
+            restrict_head(loaded.module, word_tokens(loaded.tokenizer, data.template))
+        model = cut_of(config, loaded)
+        built = text_task(data, model, loaded.tokenizer, length=task.length, batch=config.evaluation.batch)
     return replace(built, facts={**built.facts, "model": loaded.facts}), loaded
 
 
@@ -130,28 +133,63 @@ def _text(config: Config, device: str) -> Task:
 _TASKS: dict[str, Callable[[Config, str], Task]] = {"synthetic": _synthetic, "text": _text}
 
 
-def build_algorithm(config: Config, layout: Layout, boundaries: Sequence[int]) -> Algorithm:
-    """The algorithm a configuration names, over a layout, with one boundary a client."""
-    build = ALGORITHMS[config.algorithm].build
+def build_algorithm(
+    config: Config, layout: Layout, boundaries: Sequence[int], sizes: Sequence[int]
+) -> Algorithm:
+    """The algorithm a configuration names, over a layout, with one boundary and one shard size a client."""
     training = Training(
         seed=config.seed,
         steps=config.local.steps,
         batch=config.local.batch,
         optimizer=optimizer_of(config.optimizer),
+        sizes=tuple(sizes),
         quorum=config.quorum,
         weighting=config.cohort.weighting,
     )
-    if config.algorithm == "fedavg":
-        return build(layout, training)
     zo = config.zo
     probing = Probing(
         zo.estimator, zo.probes, zo.radius, zo.directions, optimizer_of(config.bottom_optimizer)
     )
-    return build(layout, boundaries, training, probing)
+    return ALGORITHMS[config.algorithm].build(layout, boundaries, training, probing)
+
+
+def probes_of(config: Config) -> int:
+    """Directions a local step probes in: 0 for the frozen control and for methods without a bottom."""
+    hybrid = ALGORITHMS[config.algorithm].hybrid
+    return config.zo.probes if hybrid and config.zo.estimator != "none" else 0
+
+
+def leaves_device(config: Config) -> tuple[str, ...]:
+    """What a client sends, in words."""
+    method = ALGORITHMS[config.algorithm]
+    sent = method.leaves_device[-1:] if method.hybrid and not probes_of(config) else method.leaves_device
+    return (*sent, "the sum of training losses", "counts of examples")
+
+
+def check_probes(config: Config, task: Task, boundaries: Sequence[int], inputs: Inputs) -> None:
+    """Whether every bottom can be probed as asked: enough directions, and forward-mode rules.
+
+    Args:
+        config: its algorithm and ``[zo]``.
+        task: its model is asked.
+        boundaries: one a client.
+        inputs: a small batch.
+
+    Raises:
+        ConfigError: more probes than a family has directions.
+        ModelError: ``tangent`` on a model without forward-mode rules.
+    """
+    count, layout = probes_of(config), task.model.layout
+    cuts = [b for b in sorted(set(boundaries)) if count and layout.bottom_size(b)]
+    for boundary in cuts:
+        Directions(Key(0, 0), config.zo.directions, count, layout.bottom_size(boundary))
+    if cuts and config.zo.estimator == "tangent":  # the deepest bottom has the operations of all
+        direction = torch.zeros(1, layout.bottom_size(cuts[-1]), device=task.model.device)
+        task.model.surrogate(inputs, cuts[-1]).tangents(direction)
 
 
 def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ...]:
-    """The boundary of each client: 0 for fedavg, as listed, or tiers dealt equally.
+    """The boundary of each client: 0 where there is no bottom, as listed, or tiers dealt equally.
 
     Tiers follow one seeded permutation of the client numbers that no label has a say in; their
     sizes differ by at most one.
@@ -160,7 +198,7 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
         ConfigError: none is given, one is outside ``0 .. L``, or a list does not fit the clients.
     """
     given, allowed = config.cohort.boundaries, f"0..{layout.blocks}, the blocks of this model"
-    if config.algorithm == "fedavg":
+    if not ALGORITHMS[config.algorithm].hybrid:
         return (0,) * clients
     if not given:
         raise ConfigError(f"cohort.boundaries is missing; name one number a tier, each in {allowed}")
@@ -182,7 +220,7 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
 
 
 def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], sizes: list[int]) -> Policy:
-    """Selection shares over the clients that hold data: dimension-aware for ho_fl, uniform for fedavg.
+    """Selection shares over the clients that hold data: dimension-aware for hybrid methods, else uniform.
 
     Args:
         config: its cohort, probes and seed.
@@ -200,7 +238,7 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
     cohort = cohort_size(config.cohort.size, len(able))
     if config.quorum > cohort:
         raise ConfigError(f"quorum = {config.quorum}: must be at most the cohort, {cohort} clients")
-    if config.algorithm == "fedavg":
+    if not ALGORITHMS[config.algorithm].hybrid:
         return uniform(len(able), cohort)
     scores = [layout.bottom_size(boundaries[i]) / config.zo.probes for i in able]
     return dimension_aware(scores, cohort, config.cohort.preference, Key.of(config.seed, "tie_break"))

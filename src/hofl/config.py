@@ -13,10 +13,10 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hofl.errors import ConfigError
+from hofl.errors import ConfigError, HoflError
 from hofl.schema import Config, OptimizerConfig, cohort_size
 
-__all__ = ["Config", "OptimizerConfig", "cohort_size", "dump", "load", "parse", "placed"]
+__all__ = ["Config", "OptimizerConfig", "about", "cohort_size", "dump", "load", "parse", "placed"]
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -57,17 +57,38 @@ def placed(path: str | Path, overrides: Sequence[str] = ()) -> Iterator[None]:
     What a boundary may be, say, is known only once there is a model; the message starts with its key.
 
     Raises:
-        ConfigError: the one raised inside, with its place if it is about a setting.
+        HoflError: the one raised inside, with its place if it is about a setting.
     """
     try:
         yield
-    except ConfigError as error:
-        key = re.match(r"[a-z_.]+", str(error))
-        if key is None or key[0] not in set(_paths(Config)):
+    except HoflError as error:
+        key = _subject(str(error))
+        if key is None:
             raise
-        spoken = any(item.partition("=")[0].strip() == key[0] for item in overrides)
-        where = "command line" if spoken else f"{path}{_line(Path(path).read_text(encoding='utf-8'), key[0])}"
-        raise ConfigError(f"{where}: {error}") from None
+        spoken = any(item.partition("=")[0].strip() == key for item in overrides)
+        where = "command line" if spoken else f"{path}{_line(Path(path).read_text(encoding='utf-8'), key)}"
+        raise type(error)(f"{where}: {error}") from None
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """Begin what is said inside with the setting ``key``, unless it begins with a setting already.
+
+    Raises:
+        HoflError: the one raised inside.
+    """
+    try:
+        yield
+    except HoflError as error:
+        if _subject(str(error)):
+            raise
+        raise type(error)(f"{key}: {error}") from error
+
+
+def _subject(message: str) -> str | None:
+    """The setting that a message begins with."""
+    found = re.match(r"([a-z_.]+)(?=[: ])", message)
+    return found[1] if found and found[1] in set(_paths(Config)) else None
 
 
 def dump(config: Config) -> str:
@@ -202,9 +223,8 @@ def _suggest(path: str) -> str:
     if close:
         return f", did you mean {close[0]}?"
     section = path.rpartition(".")[0]
-    inside = [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.") or not section]
-    return (
-        f"; [{section}] has {', '.join(inside)}"
-        if section and inside
-        else "; see hofl list or the documentation"
-    )
+    if section:
+        inside = [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")]
+        return f"; [{section}] has {', '.join(inside)}"
+    sections = dict.fromkeys(f"[{k.partition('.')[0]}]" for k in known if "." in k)
+    return f"; there are {', '.join([k for k in known if '.' not in k])} and {', '.join(sections)}"

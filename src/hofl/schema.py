@@ -3,13 +3,23 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from hofl.algorithms import ALGORITHMS
 from hofl.errors import ConfigError
+from hofl.tasks.partition import KINDS
 
 
 def _check(test: Callable[[Any], bool], allowed: str) -> AfterValidator:
@@ -19,6 +29,12 @@ def _check(test: Callable[[Any], bool], allowed: str) -> AfterValidator:
         return value
 
     return AfterValidator(_validate)
+
+
+def _one_of(names: Iterable[str]) -> AfterValidator:
+    quoted = [f"'{name}'" for name in names]
+    allowed = " or ".join([", ".join(quoted[:-1]), quoted[-1]])
+    return _check(lambda v: f"'{v}'" in quoted, allowed)
 
 
 Positive = Annotated[float, Field(allow_inf_nan=False), _check(lambda v: v > 0, "> 0")]
@@ -83,7 +99,7 @@ class TaskConfig(_Section):
 class PartitionConfig(_Section):
     """How examples are dealt to clients; ``files`` means one client per file of a glob."""
 
-    kind: Literal["iid", "dirichlet", "by_label", "fixed_dirichlet", "files"] = "iid"
+    kind: Annotated[str, _one_of(KINDS)] = "iid"
     clients: Count = 30
     alpha: Positive = 0.5
     minimum: Count = 1
@@ -128,7 +144,7 @@ class OptimizerConfig(_Section):
 
 
 class ZoConfig(_Section):
-    """How the bottom is trained; ``optimizer`` absent: the same as the top's."""
+    """How the bottom is trained; what ``optimizer`` leaves unset is the same as the top's."""
 
     estimator: Literal["forward", "central", "tangent", "sketch", "none"] = "forward"
     probes: Count = 2
@@ -154,7 +170,7 @@ class RunConfig(_Section):
 class Config(_Section):
     """Everything that decides a run's result, and nothing else."""
 
-    algorithm: Literal["ho_fl", "fedavg"] = "ho_fl"
+    algorithm: Annotated[str, _one_of(ALGORITHMS)] = "ho_fl"
     seed: Seed = 42
     rounds: Count = 160
     quorum: Count = 1
@@ -163,15 +179,25 @@ class Config(_Section):
     partition: PartitionConfig = PartitionConfig()
     cohort: CohortConfig = CohortConfig()
     local: LocalConfig = LocalConfig()
-    zo: ZoConfig = ZoConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    zo: ZoConfig = Field(default=ZoConfig(), validate_default=True)  # after optimizer: it inherits from it
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
 
     @property
     def bottom_optimizer(self) -> OptimizerConfig:
-        """The optimizer of the bottom: ``[zo.optimizer]``, or ``[optimizer]`` where it is absent."""
+        """The optimizer of the bottom: ``[zo.optimizer]``, with the rest from ``[optimizer]``."""
         return self.zo.optimizer or self.optimizer
+
+    @field_validator("zo")
+    @classmethod
+    def _inherit(cls, zo: ZoConfig, info: ValidationInfo) -> ZoConfig:
+        """Settings that ``[zo.optimizer]`` leaves unset are those of ``[optimizer]``."""
+        if "optimizer" not in info.data:  # it is not valid: that is what will be said
+            return zo
+        own = zo.optimizer.model_dump(exclude_unset=True) if zo.optimizer else {}
+        resolved = OptimizerConfig(**{**info.data["optimizer"].model_dump(), **own})
+        return zo.model_copy(update={"optimizer": resolved})
 
     @model_validator(mode="after")
     def _together(self) -> "Config":
@@ -204,8 +230,9 @@ def _contradictions(c: Config) -> Iterator[tuple[str, bool, str]]:
             listed,
             f"must list one number per client, {clients}, when assign is 'listed'",
         )
-    flat = c.algorithm == "fedavg" and any(c.cohort.boundaries)
-    yield "cohort.boundaries", flat, "must be absent or 0: fedavg backpropagates through every block"
+    flat = not ALGORITHMS[c.algorithm].hybrid and any(c.cohort.boundaries)
+    reason = f"must be absent or 0: {c.algorithm} backpropagates through every block"
+    yield "cohort.boundaries", flat, reason
 
 
 def cohort_size(size: int | str, clients: int) -> int:

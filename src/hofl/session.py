@@ -4,13 +4,17 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hofl.algorithms import ALGORITHMS
+from hofl.algorithms.aggregate import Training
 from hofl.algorithms.base import Algorithm
+from hofl.algorithms.ho_fl import Probing
 from hofl.build import (
     Draw,
     active,
@@ -19,14 +23,20 @@ from hofl.build import (
     build_draw,
     build_policy,
     build_task,
+    check_probes,
     device_of,
+    leaves_device,
     load_text,
+    probes_of,
 )
-from hofl.config import Config, dump, load
+from hofl.config import Config, about, dump, load
+from hofl.core.layout import Layout
+from hofl.core.optimizers import Optimizer
 from hofl.core.sampling import Policy
-from hofl.errors import ConfigError
+from hofl.errors import ConfigError, RecordError
 from hofl.models.lora import export
-from hofl.runtime import checkpoint, folder, ledger, loop
+from hofl.runtime import checkpoint, folder, ledger, loop, prints
+from hofl.runtime.files import storage
 from hofl.runtime.folder import Settings
 from hofl.runtime.local import IN_PROCESS, local_call
 from hofl.runtime.meter import Meter
@@ -77,13 +87,17 @@ def prepare(config: Config) -> Session:
     task = build_task(config)
     sizes = [len(shard) for shard in task.shards]
     boundaries = boundaries_of(config, task.model.layout, len(task.clients))
-    for boundary in sorted(set(boundaries)):
-        task.model.check_boundary(boundary)
+    with about("cohort.boundaries"):
+        for boundary in sorted(set(boundaries)):
+            task.model.check_boundary(boundary)
     policy = build_policy(config, task.model.layout, boundaries, sizes)
-    algorithm = build_algorithm(config, task.model.layout, boundaries)
+    algorithm = build_algorithm(config, task.model.layout, boundaries, sizes)
     draw = build_draw(config, policy, sizes)
     able = active(sizes)
-    task.model.self_test(task.batch(able[0], 0, _PROOF).inputs)
+    inputs = task.batch(able[0], 0, _PROOF).inputs
+    with about("model.source"):
+        task.model.self_test(inputs)
+        check_probes(config, task, boundaries, inputs)
     return Session(config, task, algorithm, boundaries, policy, able, draw)
 
 
@@ -102,10 +116,10 @@ def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
 
 def settings_of(config: Config) -> Settings:
     """What the loop is told of a configuration."""
-    probed = config.algorithm == "ho_fl" and config.zo.estimator in ("forward", "central")
+    probed = probes_of(config) > 0 and config.zo.estimator in ("forward", "central")
     return Settings(
         algorithm=config.algorithm,
-        model=config.model.source or config.task.name,
+        model=prints.at_home(config.model.source or config.task.name),
         seed=config.seed,
         rounds=config.rounds,
         config=dump(config),
@@ -116,17 +130,6 @@ def settings_of(config: Config) -> Settings:
         radius=config.zo.radius if probed else None,
         ledger=config.run.ledger,
     )
-
-
-def leaves_device(config: Config) -> tuple[str, ...]:
-    """What a client sends, in words."""
-    common = ("the sum of training losses", "counts of examples")
-    if config.algorithm == "fedavg":
-        return ("the update of all trainables", *common)
-    probes = (
-        () if config.zo.estimator == "none" else ("E x q scalars of the bottom", "a digest of the bottom")
-    )
-    return (*probes, "the update of the top", *common)
 
 
 def rebuild(where: Path, round_number: int) -> dict[str, Any]:
@@ -140,37 +143,61 @@ def rebuild(where: Path, round_number: int) -> dict[str, Any]:
     """
     if round_number < 0:
         raise ConfigError(f"--round {round_number}: must be >= 0")
-    config = load(run_config(where))
+    run_config(where)
     _, layout = checkpoint.load_final(where / folder.INITIAL)
-    # The boundaries are in the ledger's plans: what today's configuration would deal is not asked.
-    state = ledger.replay(where, round_number, build_algorithm(config, layout, ()))
+    with closing(ledger.read(where / folder.LEDGER)) as book:
+        name = book.algorithm
+    state = ledger.replay(where, round_number, _server_half(where, name, layout))
     sha = checkpoint.state_sha256(state)
     return {"round": round_number, "state_sha256": sha, "equal": True, "dimension": layout.size}
+
+
+def _server_half(where: Path, name: str, layout: Layout) -> Algorithm:
+    """An algorithm good for ``rebuild`` alone, which reads all it needs in the ledger's plans.
+
+    So today's configuration has no say: the settings here are nobody's.
+    """
+    if name not in ALGORITHMS:
+        raise RecordError(
+            f"{where}: algorithm = '{name}' in its ledger; this hofl has {', '.join(ALGORITHMS)}"
+        )
+    optimizer = Optimizer("sgd", 1.0)
+    training = Training(seed=0, steps=1, batch=1, optimizer=optimizer, sizes=())
+    probing = Probing("none", 1, 1.0, "gaussian", optimizer)
+    return ALGORITHMS[name].build(layout, (), training, probing)
 
 
 def export_run(where: Path, out: Path) -> dict[str, Any]:
     """Write a run's final model as a PEFT folder (or a whole model), verified in a fresh process.
 
     Returns:
-        ``kind``, ``folder`` and ``difference``, the largest of the logits after the reload.
+        see :func:`hofl.models.lora.export`; ``base`` is the source of the model the adapter needs.
 
     Raises:
-        ConfigError: no such run, a folder that is in use, or a task without a Hugging Face model.
-        ModelError: what was saved computes something else. RecordError: the final model is damaged.
+        ConfigError: no such run, an unfinished one, a folder that is in use, or a task without a Hugging
+            Face model.
+        ModelError: what was saved computes something else.
+        RecordError: the final model is damaged, or the base is not the one the run had.
+        HoflError: it cannot be written.
     """
     config = load(run_config(where))
     if config.task.name != "text":
         raise ConfigError(f'{where}: task.name = "{config.task.name}" has no Hugging Face model to export')
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty; give another --out")
+    if not (where / folder.FINAL).is_file():
+        raise ConfigError(f"{where}: the run is not finished: hofl run --resume {where}")
     vector, layout = checkpoint.load_final(where / folder.FINAL)
     task, loaded = load_text(config, device_of(config.model.device))
     if task.model.layout.fingerprint != layout.fingerprint:
         raise ConfigError(f"{where}: the model of config.toml has another layout than the final model")
+    stored, found = folder.read_manifest(where)["fingerprints"], prints.fingerprints(task)
+    prints.require_same(where, stored, {"model": found["model"]}, "give the weights of then back")
     task.model.write(vector)
     client = active([len(shard) for shard in task.shards])[0]
     inputs = task.batch(client, 0, _PROOF).inputs
-    return export(task.model.module, out, facts=loaded.facts, inputs=inputs, tokenizer=loaded.tokenizer)
+    with storage(out, "nothing was exported: mend this, then export again"):
+        return export(task.model.module, out, facts=loaded.facts, inputs=inputs, tokenizer=loaded.tokenizer)
 
 
 def run_config(where: Path) -> Path:

@@ -43,7 +43,7 @@ def hybrid(
     boundaries: tuple = BOUNDARIES,
 ) -> Row:
     """HO-FL with one optimizer for both parts."""
-    training = Training(SEED, STEPS, 8, optimizer)
+    training = Training(SEED, STEPS, 8, optimizer, (1,) * CLIENTS)
     probing = Probing(estimator, probes, 1e-2, family, optimizer)
 
     def traffic(layout: Layout, client: int) -> communication.Traffic:
@@ -56,7 +56,7 @@ def hybrid(
 def first_order(optimizer: Optimizer) -> Row:
     """FedAvg."""
     return Row(
-        lambda layout: fedavg(layout, Training(SEED, STEPS, 8, optimizer)),
+        lambda layout: fedavg(layout, Training(SEED, STEPS, 8, optimizer, (1,) * CLIENTS)),
         lambda layout, client: communication.fedavg(layout.size),
     )
 

@@ -7,7 +7,7 @@ import torch
 from rows import SEED, make_task
 
 from hofl.algorithms.ho_fl import hybrid_step
-from hofl.core.directions import Directions, gaussian
+from hofl.core.directions import Directions
 from hofl.core.keys import Key
 from hofl.core.replay import hex_digest
 from hofl.tasks.base import Batch, Task
@@ -82,8 +82,3 @@ def test_batches_are_a_pure_function_and_cover_each_pass() -> None:
     assert not np.array_equal(np.concatenate(visits[:2]), np.concatenate(visits[2:4]))
     assert np.array_equal(task.batch(0, 5, 4), visits[5])
     assert len(task.batch(0, 3, 64)) == 10  # a shard below the batch is one batch
-
-
-def test_directions_are_gaussian_from_the_root_key() -> None:
-    directions = Directions(KEY.fold(3), "gaussian", 2, 50)
-    assert np.array_equal(directions.block(1, 0, 50), gaussian(KEY.fold(3).fold(1), 0, 50))

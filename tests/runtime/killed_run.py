@@ -28,6 +28,9 @@ PLACES = (
 CASES = [*((place, number) for place in PLACES for number in (1, 3)), ("in_row", 0), ("before_summary", 4)]
 """Where to die, and in which round."""
 
+FIRST = ("config.toml", "ledger.sqlite", "manifest.json", "rounds.jsonl", "initial.safetensors")
+"""Files that are made before round 0; to die in the middle of the first write of each."""
+
 
 def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -82,6 +85,10 @@ def arm(place: str, number: int) -> None:
         checkpoint.save = saving  # type: ignore[assignment]
     elif place in ("in_save", "unrenamed"):
         arm_replace(place, now, write)
+    elif place == "ledger.sqlite":
+        ledger.Ledger.__init__ = die  # type: ignore[method-assign]
+    elif place in FIRST:
+        arm_replace(place, lambda: True, write, place)
     elif place == "before_summary":
         folder.write_json = dying_once(folder.write_json, lambda path, _: path.name == folder.SUMMARY)
 
@@ -94,15 +101,15 @@ def patched_append(original: Any, now: Any, inside: Any, write: Any) -> Any:
     return append
 
 
-def arm_replace(place: str, now: Any, write: Any) -> None:
+def arm_replace(place: str, now: Any, write: Any, name: str = folder.CHECKPOINT) -> None:
     original = files.replace
 
     def replace(path: Path, data: bytes) -> None:
-        if path.name == folder.CHECKPOINT and now():
-            if place == "in_save":
-                files.write_synced = half_written  # type: ignore[assignment]
-            else:
+        if path.name == name and now():
+            if place == "unrenamed":
                 os.replace = die  # type: ignore[assignment]
+            else:
+                files.write_synced = half_written  # type: ignore[assignment]
         original(path, data)
 
     files.replace = replace  # type: ignore[assignment]
@@ -143,4 +150,5 @@ def forked(where: Path, rounds: int, place: str, number: int) -> int:
 
 if __name__ == "__main__":
     folder_of_runs, rounds = Path(sys.argv[1]), int(sys.argv[2])
-    print(json.dumps({f"{p}-{n}": forked(folder_of_runs / f"{p}-{n}", rounds, p, n) for p, n in CASES}))
+    cases = [*CASES, *((name, 0) for name in FIRST)]
+    print(json.dumps({f"{p}-{n}": forked(folder_of_runs / f"{p}-{n}", rounds, p, n) for p, n in cases}))

@@ -2,6 +2,8 @@
 """Checkpoints from strangers: no code runs, nothing big is read, no link is followed."""
 
 import pickle
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import tiny_run
 
 from hofl.core.record import Record
 from hofl.errors import RecordError
-from hofl.runtime import checkpoint, files
+from hofl.runtime import checkpoint, files, ledger
 from hofl.runtime.memory import high_water
 
 
@@ -106,16 +108,54 @@ def test_save_refuses_what_is_not_finite_and_keeps_the_old(tmp_path: Path) -> No
     assert state.values == {"round": 3} == facts and np.array_equal(state.arrays["weights/vector"], VECTOR)
 
 
-@pytest.mark.parametrize("what", ["layout", "data"])
-def test_other_data_or_model_than_the_run_had(tmp_path: Path, what: str) -> None:
+NAMES = ("checkpoint", "initial.safetensors", "ledger.sqlite", "manifest.json", "rounds.jsonl")
+
+
+def contents(where: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in where.iterdir()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lost_file_is_named_and_nothing_is_touched(tmp_path: Path, name: str) -> None:
     where = tmp_path / "run"
     tiny_run.finish(where, 2)
-    manifest = (where / "manifest.json").read_text()
-    task = tiny_run.tiny_task()
-    prints = {"layout": task.model.layout.fingerprint, "data": task.fingerprint}
-    (where / "manifest.json").write_text(manifest.replace(prints[what], "0" * 64))
-    with pytest.raises(RecordError, match=f"the {what} is not what this run was started with"):
+    (where / name).unlink()
+    before = contents(where)
+    with pytest.raises(RecordError, match=f"{name}: missing, but .*; put it back from a copy, or"):
         tiny_run.finish(where, 3, resume=True)
+    assert contents(where) == before
+
+
+@pytest.mark.parametrize("statement", ["rounds WHERE round = 2", "entries WHERE round = 2 AND place = 1"])
+def test_a_short_ledger_is_refused(tmp_path: Path, statement: str) -> None:
+    where = tmp_path / "run"
+    tiny_run.finish(where, 3)
+    with closing(sqlite3.connect(where / "ledger.sqlite", isolation_level=None)) as connection:
+        connection.execute(f"DELETE FROM {statement}")
+    before = {name: blob for name, blob in contents(where).items() if not name.startswith("ledger")}
+    with pytest.raises(RecordError, match=r"round 2 is missing or not whole, the checkpoint is of round 3"):
+        tiny_run.finish(where, 4, resume=True)
+    assert before.items() <= contents(where).items()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_short_rows_are_refused(tmp_path: Path, kept: int) -> None:
+    where = tmp_path / "run"
+    tiny_run.finish(where, 3)
+    lines = (where / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (where / "rounds.jsonl").write_bytes(b"".join(lines[:kept]))
+    with pytest.raises(RecordError, match=f"row of round {kept} is missing, the checkpoint is of round 3"):
+        tiny_run.finish(where, 4, resume=True)
+    assert (where / "rounds.jsonl").read_bytes() == b"".join(lines[:kept])
+    assert (where / "final.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["mode", "algorithm"])
+def test_a_ledger_is_of_one_mode_and_algorithm(tmp_path: Path, name: str) -> None:
+    ledger.create(tmp_path / "l", "full", "ho_fl").close()
+    given = {"mode": "full", "algorithm": "ho_fl"} | {name: "scalars" if name == "mode" else "fedavg"}
+    with pytest.raises(RecordError, match=r"it was made with (run.ledger|algorithm) = "):
+        ledger.create(tmp_path / "l", **given)
 
 
 def test_high_water() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 import hofl
+from hofl import read_run
 from hofl.config import load
-from hofl.report.rows import read_run
 
 with warnings.catch_warnings():  # typer asks click for names that click 8.5 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -64,11 +65,12 @@ def text_files(folder: Path, source: str = "no/such", **changes: str) -> str:
 
 
 def refused(capsys, at: Path, *arguments: str) -> str:
-    """Exit 2, one line on standard error, nothing on standard output, nothing written."""
+    """Exit 2, one line on standard error, no result on standard output, nothing written."""
     before = sorted(at.rglob("*"))
     assert hofl_command(*arguments) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("hofl: ") and said.err.count("\n") == 1
+    assert all(line.startswith("loading the data and model ") for line in said.out.splitlines())
+    assert said.err.startswith("hofl: ") and said.err.count("\n") == 1
     assert sorted(at.rglob("*")) == before
     return said.err.removeprefix("hofl: ").rstrip("\n")
 
@@ -91,9 +93,16 @@ def refused(capsys, at: Path, *arguments: str) -> str:
             ["run", HO_FL, "cohort.boundaries=[]"],
             "command line: cohort.boundaries is missing; name one number a tier, each in 0..4",
         ),
+        (
+            ["run", HO_FL, "zo.directions=hadamard", "zo.probes=257"],
+            "command line: zo.probes = 257: hadamard has 256 directions for d = 144",
+        ),
         (["run", "no.toml"], "no.toml: No such file or directory; give the path of a .toml configuration"),
         (["run"], "CONFIG is missing: give a .toml file, or --resume a run folder (see hofl run --help)"),
-        (["run", "--resume", "no"], "no: nothing to resume, it has no config.toml; start without --resume"),
+        (
+            ["run", "--resume", "no"],
+            "no: nothing to resume, it has no config.toml; start it without --resume",
+        ),
         (
             ["run", HO_FL, "--out", "a", "--resume", "b"],
             "--out and --resume name two folders; give one of them",
@@ -138,16 +147,30 @@ def test_existing_folder_is_refused(capsys, at) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"train": "empty.csv"}, ["empty.csv", "no rows"]),
-        ({"train": "bad.csv"}, ["label", "neutral", "negative, positive"]),
-        ({"text": "sentences"}, ["sentences", "sentence"]),
-        ({"train": "no.csv"}, ["no.csv"]),
+        ({"train": "empty.csv"}, ["text.toml:5: task.train: ", "empty.csv", "no rows"]),
+        ({"train": "bad.csv"}, ["text.toml:5: task.train: label", "neutral", "negative, positive"]),
+        ({"text": "sentences"}, ["text.toml:7: task.text: ", "'sentences'", "mean 'sentence'"]),
+        ({"label": "labels"}, ["text.toml:8: task.label: ", "'labels'", "mean 'label'"]),
+        ({"train": "no.csv"}, ["text.toml:5: task.train: 'no.csv'"]),
+        ({"evaluation": "no.csv"}, ["text.toml:6: task.evaluation: 'no.csv'"]),
+        ({}, ["text.toml:3: model.source", "no/such"]),
         ({"template": "sst2"}, ["text.toml:", "task.template", "sst2-v1"]),
     ],
 )
 def test_bad_data_is_one_line(capsys, at, changes, expected) -> None:
     said = refused(capsys, at, "run", text_files(at, **changes))
     assert all(part in said for part in expected), said
+
+
+def test_a_model_without_forward_mode_rules_is_refused_before_anything_is_written(
+    capsys, at, monkeypatch
+) -> None:
+    def lacks(*_, **__):
+        raise NotImplementedError("forward AD is not there for this")
+
+    monkeypatch.setattr("torch.func.jvp", lacks)
+    said = refused(capsys, at, "run", HO_FL, "zo.estimator=tangent")
+    assert said.startswith('command line: zo.estimator = "tangent" needs forward-mode rules')
 
 
 def test_resume_with_another_configuration_is_refused(capsys, finished) -> None:
@@ -167,6 +190,7 @@ def test_run_says_what_it_does_and_ends_with_the_model(capsys, at) -> None:
     assert hofl_command("run", HO_FL, *SHORT, "cohort.size=50%") == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
+    assert "warning:" not in out and "ledger:" not in out
     assert lines[0].startswith("mode: federated, in-process simulation")
     assert lines[1].startswith("device: c") and "4 blocks" in lines[2]
     assert lines[3].startswith("labels: at the clients; a client sends")
@@ -178,15 +202,49 @@ def test_run_says_what_it_does_and_ends_with_the_model(capsys, at) -> None:
     assert load(final.parent / "config.toml") == load(HO_FL, [*SHORT, "cohort.size=50%"])
 
 
+def test_run_as_json_prints_the_summary_alone(capsys, at) -> None:
+    assert hofl_command("run", text_files(at, "tiny:llama"), "local.steps=1", "--json", "--out", "j") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("folder") == "j" and printed.pop("final_model") == str(Path("j/final.safetensors"))
+    assert printed == read_run("j").summary
+
+
+def test_boundaries_show_the_bytes_of_the_formula(finished) -> None:
+    from hofl.commands.describe import boundaries, sent
+    from hofl.session import prepare
+    from hofl.theory import communication
+
+    session = prepare(load(HO_FL))
+    assert sent(session, 1) == (884 * 4 + 10 * 4 + 32 + 24, 1028 * 4 + 16)
+    assert boundaries(session).rows[0][4:] == ("10", "3.5 KiB", "4.0 KiB")
+    traffic = communication.ho_fl(1028, 144, 5, 0)
+    assert sent(prepare(load(HO_FL, ["zo.estimator=none"])), 1)[0] == traffic["up"]["weights"]
+    assert sent(prepare(load(FEDAVG)), 0) == (1028 * 4, 1028 * 4)
+
+
+def test_many_scalars_for_a_small_bottom_and_a_large_ledger_are_said() -> None:
+    from hofl.commands.describe import describe
+    from hofl.session import prepare
+
+    said = [
+        line for line in describe(prepare(load(HO_FL, ["zo.probes=3", "rounds=20000"]))) if type(line) is str
+    ]
+    warned = [line for line in said if line.startswith("warning: the scalars then determine a large part")]
+    assert len(warned) == 1 and "boundary 1 has 144 trainables and a participation sends 15" in warned[0]
+    assert any(line.startswith("ledger: about ") and "20000 rounds" in line for line in said)
+    quiet = load(HO_FL, ["rounds=20000", "run.ledger=scalars", "zo.estimator=none"])
+    assert not any(str(line).startswith(("ledger:", "warning:")) for line in describe(prepare(quiet)))
+
+
 def test_text_runs_and_replays(capsys, at) -> None:
     assert hofl_command("run", text_files(at, "tiny:llama"), "local.steps=1", "--out", "t") == 0
-    assert "cohort: 1 of 2 clients" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("loading the data and model tiny:llama ...\n") and "cohort: 1 of 2 clients" in out
     run = read_run("t")
     assert run.manifest["facts"]["model"]["source"] == "tiny:llama" and run.rows[1]["replay_ok"] is True
     assert hofl_command("replay", "t", "--round", "1") == 0
 
 
-@pytest.mark.slow
 def test_export_is_verified(capsys, at) -> None:
     assert hofl_command("run", text_files(at, "tiny:llama"), "local.steps=1", "--out", "t") == 0
     assert hofl_command("export", "t", "--json") == 0
@@ -273,6 +331,27 @@ def test_compare(capsys, finished, at) -> None:
     assert "| ho_fl forward b=1,2,3 | 2 |" in (at / "c" / "compare.md").read_text()
     assert hofl_command("compare", *folders, "--out", "c") == 0
     assert "200 evaluation examples, one is 0.0050" in capsys.readouterr().out
+
+
+def test_compare_into_a_file_is_refused(capsys, finished, at) -> None:
+    (at / "c").write_text("mine")
+    capsys.readouterr()
+    said = refused(capsys, at, "compare", str(finished / "a1"), "--out", "c")
+    assert said == "--out c: File exists; name a folder that can be written"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("rounds.jsonl", '{"metrics": null}\n', "rounds.jsonl:1: not a row"),
+        ("summary.json", '{"metric": {"name": "accuracy", "value": null}}', "summary.json is damaged"),
+    ],
+)
+def test_compare_of_a_damaged_run_is_one_line(capsys, finished, at, file, content, expected) -> None:
+    shutil.copytree(finished / "a1", at / "d")
+    (at / "d" / file).write_text(content)
+    capsys.readouterr()
+    assert expected in refused(capsys, at, "compare", "d")
 
 
 def test_compare_refuses_other_data(capsys, finished, at) -> None:

@@ -69,6 +69,19 @@ def test_killed_and_resumed_is_the_straight_run(
     assert not list(where.glob("*.partial"))
 
 
+@pytest.mark.parametrize("name", killed_run.FIRST)
+def test_killed_while_the_folder_is_made(straight: Path, killed: Path, tmp_path: Path, name: str) -> None:
+    """Before there is a configuration a new run starts in what is left, after it a resume does."""
+    where = tmp_path / "run"
+    shutil.copytree(killed / f"{name}-0", where)
+    assert not (where / name).exists() or name == "ledger.sqlite"
+    resume = (where / "config.toml").exists()
+    assert resume == (name != "config.toml")
+    tiny_run.finish(where, ROUNDS, resume=resume)
+    same(straight, where)
+    assert not list(where.glob("*.partial"))
+
+
 @pytest.mark.parametrize(("place", "last"), [("in_ledger-3", 2), ("before_save-3", 3)])
 def test_a_killed_run_can_be_replayed_before_it_is_resumed(
     killed: Path, tmp_path: Path, place: str, last: int
@@ -107,6 +120,33 @@ def test_resume_of_a_finished_run_adds_nothing(straight: Path, tmp_path: Path) -
     tiny_run.finish(where, ROUNDS)
     assert tiny_run.finish(where, ROUNDS, resume=True) == []
     same(straight, where)
+
+
+def test_a_run_that_goes_on_has_no_final_model(straight: Path, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    tiny_run.finish(where, 2)
+    assert (where / "final.safetensors").exists()
+    going = run(tiny_run.parts(), where, tiny_run.settings(ROUNDS), resume=True)
+    next(going)
+    assert not (where / "final.safetensors").exists() and not (where / "summary.json").exists()
+    assert [row["round"] for row in going] == [4]
+    assert (where / "final.safetensors").read_bytes() == (straight / "final.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"), [({}, 0), ({"threads": 7}, 1), ({"threads": 7, "device": "cuda:0"}, 2)]
+)
+def test_other_threads_or_device_warn(tmp_path: Path, changed: dict[str, Any], count: int) -> None:
+    where, said = tmp_path / "run", list[str]()
+    tiny_run.finish(where, 2)
+    manifest = json.loads((where / "manifest.json").read_text())
+    manifest["sessions"][-1]["hardware"] |= changed
+    (where / "manifest.json").write_text(json.dumps(manifest))
+    list(run(tiny_run.parts(warn=said.append), where, tiny_run.settings(3), resume=True))
+    assert [line.split(" in the last session")[0] for line in said] == [
+        f"{k}: {v}" for k, v in changed.items()
+    ]
+    assert len(said) == count
 
 
 def test_interrupt_passes_and_can_be_resumed(straight: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import tiny_run
 
 from hofl.algorithms.base import Replies, RoundVoid
 from hofl.core.record import CATEGORIES, Record
-from hofl.errors import ClientError, RecordError
+from hofl.errors import ClientError, ConfigError, DataError, ModelError, RecordError
 from hofl.runtime.local import MESSAGE_LIMIT, explain, local_call, redact
 from hofl.runtime.meter import Meter, metered
 
@@ -70,8 +70,11 @@ def test_a_failing_client_is_absent_and_explained(task: Any, error: Exception, s
     assert replies.failures[3].endswith(" in action)")
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(3)])
-def test_an_interrupt_is_no_client_failure(task: Any, interrupt: BaseException) -> None:
+@pytest.mark.parametrize(
+    "interrupt",
+    [KeyboardInterrupt(), SystemExit(3), ConfigError("zo"), ModelError("no rule"), DataError("gone")],
+)
+def test_an_interrupt_or_a_setting_is_no_client_failure(task: Any, interrupt: BaseException) -> None:
     with pytest.raises(type(interrupt)):
         local_call(task, {"do": failing(interrupt)})("do", asked(1, 3), None)
 

@@ -15,10 +15,10 @@ import pytest
 import tiny_run
 
 from hofl.core.record import Record
-from hofl.errors import ConfigError, DataError, HoflError, RecordError, RunFailed
-from hofl.runtime import checkpoint, files, ledger
+from hofl.errors import ConfigError, DataError, HoflError, RecordError
+from hofl.runtime import checkpoint, files, ledger, prints
 from hofl.runtime.loop import run
-from hofl.runtime.rows import LINE_LIMIT, finite, read_rows, truncate_rows
+from hofl.runtime.rows import LINE_LIMIT, finite, kept_rows, read_rows
 
 SPENT = {"clients", "server", "evaluate", "save"}
 
@@ -76,10 +76,24 @@ def test_manifest(finished: Path) -> None:
     assert manifest["labels_at"] == "clients" and manifest["leaves_device"] == ["scalars", "top delta"]
     assert manifest["versions"].keys() >= {"python", "torch", "numpy", "transformers", "peft", "hofl"}
     task = tiny_run.tiny_task()
-    assert manifest["fingerprints"] == {"layout": task.model.layout.fingerprint, "data": task.fingerprint}
+    assert manifest["fingerprints"] == prints.fingerprints(task)
+    assert manifest["fingerprints"].keys() == {"layout", "data", "model"}
     assert manifest["facts"]["labels"] == ["cloud 0", "cloud 1", "cloud 2"]
     text = (finished / "manifest.json").read_text()
     assert str(Path.home()) + "/" not in text and os.uname().nodename not in text
+
+
+def test_the_manifest_has_no_path_of_this_machine(tmp_path: Path) -> None:
+    made = tiny_run.parts()
+    model = {"source": f"{Path.home()}/models/m.gguf", "base": f"{tmp_path}/cache/gguf/1", "dtype": "float32"}
+    facts = made.task.facts | {"model": model, "warnings": [f"see {Path.home()}/x"]}
+    task = dataclasses.replace(made.task, facts=facts)
+    list(run(made._replace(task=task), tmp_path / "run", tiny_run.settings(1, model=model["source"])))
+    text = (tmp_path / "run" / "manifest.json").read_text()
+    manifest = strict(tmp_path / "run" / "manifest.json")
+    assert str(tmp_path) not in text and f"{Path.home()}/" not in text
+    assert manifest["model"] == manifest["facts"]["model"]["source"] == "~/models/m.gguf"
+    assert manifest["facts"]["warnings"] == ["see ~/x"] and "base" not in manifest["facts"]["model"]
 
 
 def test_the_model_ends_with_the_final_trainables(tmp_path: Path) -> None:
@@ -113,6 +127,7 @@ def tamper(where: Path, statement: str) -> None:
         ("DELETE FROM entries WHERE round = 9; ", "replay of round 4"),
         ("UPDATE meta SET value = 'mersenne' WHERE name = 'rng'", "its directions are 'mersenne'"),
         ("UPDATE meta SET value = 'x' WHERE name = 'format'", "not a ledger of format"),
+        ("DELETE FROM meta WHERE name = 'algorithm'", "does not name its algorithm"),
     ],
 )
 def test_replay_refuses_what_is_damaged(tmp_path: Path, statement: str, message: str) -> None:
@@ -126,7 +141,7 @@ def test_replay_refuses_what_is_damaged(tmp_path: Path, statement: str, message:
 def test_replay_names_the_first_round_that_differs(tmp_path: Path) -> None:
     where = tmp_path / "run"
     tiny_run.finish(where, 3)
-    with closing(ledger.create(where / "ledger.sqlite", "full")) as book:
+    with closing(ledger.create(where / "ledger.sqlite", "full", "ho_fl")) as book:
         entry = book.entries(2)[0]
     entry.reply.arrays["weights/delta"][0] += 1e-3
     with closing(sqlite3.connect(where / "ledger.sqlite")) as connection:
@@ -153,7 +168,7 @@ def test_scalars_ledger_is_small_and_says_that_it_cannot_be_replayed(tmp_path: P
 
 def test_ledger_takes_a_round_once_and_whole(tmp_path: Path) -> None:
     entry = tiny_run.Entry(3, Record({}, {"a": 1}), Record({"scalars/s": np.ones(2, np.float32)}))
-    with closing(ledger.create(tmp_path / "l", "full")) as book:
+    with closing(ledger.create(tmp_path / "l", "full", "ho_fl")) as book:
         book.append(1, [entry, entry._replace(client=1)])
         for again in ((1, [entry]), (2, [entry, entry])):
             with pytest.raises(RecordError, match="there twice"):
@@ -239,6 +254,26 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(
     assert tiny_run.timeless(where) == tiny_run.timeless(straight)
 
 
+@pytest.mark.parametrize(
+    ("resume", "advice"),
+    [(False, "no round was run: mend this, then run it again"), (True, "what was saved before is untouched")],
+)
+def test_a_full_disk_at_the_start_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool, advice: str
+) -> None:
+    if resume:
+        tiny_run.finish(tmp_path / "run", 2)
+
+    def full(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_synced", full)
+    with pytest.raises(HoflError, match=f"No space left on device; {advice}"):
+        tiny_run.finish(tmp_path / "run", 3, resume=resume)
+    monkeypatch.undo()
+    assert len(tiny_run.finish(tmp_path / "run", 3, resume=resume)) == (1 if resume else 4)
+
+
 def test_rows_are_strict_json() -> None:
     row = finite({"a": float("nan"), "b": [1.0, float("-inf")], "c": {"d": (2.0, "x")}, "e": True})
     assert row == {"a": None, "b": [1.0, None], "c": {"d": [2.0, "x"]}, "e": True}
@@ -256,94 +291,4 @@ def test_rows_are_strict_json() -> None:
 def test_rows_that_are_refused(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "rounds.jsonl").write_bytes(text)
     with pytest.raises(RecordError, match=message):
-        truncate_rows(tmp_path / "rounds.jsonl", 2)
-
-
-def test_divergence_and_failure_leave_a_summary(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"round 2: diverged: its loss is inf; the model of round 1 is in"):
-        list(
-            tiny_run.rows_of(
-                tiny_run.counting(lambda r: {"loss": float("inf") if r == 2 else 1.0}), tmp_path / "a", 4
-            )
-        )
-    summary, rows = strict(tmp_path / "a" / "summary.json"), list(read_rows(tmp_path / "a" / "rounds.jsonl"))
-    assert (summary["status"], summary["diverged_round"], summary["rounds"]) == ("diverged", 2, 1)
-    assert summary["metric"]["value"] is None and summary["final_sha256"] == rows[1]["state_sha256"]
-    assert rows[2]["loss"] is None and rows[2]["diverged"] == "its loss is inf"
-    assert checkpoint.load(tmp_path / "a" / "checkpoint")[1]["round"] == 1
-
-
-@pytest.mark.parametrize(("loss", "status"), [(14.0, "done"), (14.2, "diverged")])  # 1.409 before training
-def test_loss_that_grows(tmp_path: Path, loss: float, status: str) -> None:
-    rows = tiny_run.rows_of(
-        tiny_run.counting(lambda r: {"loss": loss if r == 3 else 1.0}), tmp_path / "run", 3
-    )
-    if status == "diverged":
-        with pytest.raises(RunFailed, match=r"over 10 times the 1\.409 before training"):
-            list(rows)
-    else:
-        list(rows)
-    assert strict(tmp_path / "run" / "summary.json")["status"] == status
-
-
-def test_real_divergence(tmp_path: Path) -> None:
-    """CASES C67: a learning rate that blows up ends with its status and the round, the checkpoint finite."""
-    with pytest.raises(RunFailed, match=r"round \d+: "):
-        tiny_run.finish(tmp_path / "run", 8, lr=1e30)
-    summary = strict(tmp_path / "run" / "summary.json")
-    assert summary["status"] == "diverged" and summary["diverged_round"] == summary["rounds"] + 1
-    assert checkpoint.is_finite(checkpoint.load(tmp_path / "run" / "checkpoint")[0])
-
-
-def test_void_rounds_are_repeated_and_logged(tmp_path: Path) -> None:
-    tries: list[int] = []
-
-    def fail(number: int) -> bool:
-        tries.append(number)
-        return number == 2 and tries.count(2) < 3
-
-    rows = list(tiny_run.rows_of(tiny_run.counting(fail=fail), tmp_path / "run", 3))
-    assert tries == [1, 2, 2, 2, 3] and rows[2]["cohort"] == tiny_run.draw(2, 2)
-
-
-def test_all_clients_failing_ends_the_run(tmp_path: Path) -> None:
-    def boom(task: Any, request: Any) -> Any:
-        raise ValueError("boom")
-
-    algorithm = tiny_run.counting()._replace(actions={"add": boom})
-    with pytest.raises(
-        RunFailed, match=r"round 1: all of clients .* failed: ValueError: boom \(test_run_folder.py:"
-    ):
-        list(tiny_run.rows_of(algorithm, tmp_path / "run", 3))
-    summary = strict(tmp_path / "run" / "summary.json")
-    assert summary["status"] == "failed" and summary["failures"] == 9 and "boom" in summary["error"]
-
-
-def test_one_failing_client_is_in_the_row_and_the_rest_go_on(tmp_path: Path) -> None:
-    plain = tiny_run.counting()
-
-    def boom(task: Any, request: Any) -> Any:
-        if request.values["client"] == 3:
-            raise ValueError("boom")
-        return plain.actions["add"](task, request)
-
-    rows = list(tiny_run.rows_of(plain._replace(actions={"add": boom}), tmp_path / "run", 5))
-    hit = [r for r in rows if 3 in r["cohort"]]
-    assert hit and all(f["client"] == 3 and f["attempt"] == 0 for r in hit for f in r["failures"])
-    assert all(len(r["failures"]) == (3 in r["cohort"]) for r in rows)
-    assert strict(tmp_path / "run" / "summary.json")["failures"] == len(hit)
-
-
-@pytest.mark.parametrize(
-    ("signals", "count"), [({1: 0.03, 2: 0.04}, 1), ({1: 0.9}, 0), ({5: 0.1}, 0), ({3: 0.49}, 1)]
-)
-def test_weak_signal_warns_once(tmp_path: Path, signals: dict[int, float], count: int) -> None:
-    said: list[str] = []
-    algorithm = tiny_run.counting(lambda r: {"zo_signal": signals.get(r)})
-    list(tiny_run.rows_of(algorithm, tmp_path / "run", 5, warn=said.append, radius=1e-3))
-    assert len(said) == count
-    if 1 in signals and count:
-        assert said[0].startswith(
-            "zo_signal 0.03 in round 1: at radius 0.001 the finite differences are mostly"
-        )
-        assert 'zo.estimator = "tangent"' in said[0]
+        kept_rows(tmp_path / "rounds.jsonl", 2)

@@ -44,7 +44,7 @@ def tiny_task() -> Task:
 def tiny_algorithm(task: Task, name: str = "ho_fl", lr: float = 0.05, quorum: int = 1) -> Algorithm:
     """Real HO-FL (boundaries 0, 1, 2) or FedAvg, two local steps."""
     optimizer = Optimizer("sgd", lr)
-    training = Training(SEED, 2, 5, optimizer, quorum)
+    training = Training(SEED, 2, 5, optimizer, [len(shard) for shard in task.shards], quorum)
     if name == "fedavg":
         return fedavg(task.model.layout, training)
     probing = Probing("tangent", 2, 1e-3, "gaussian", optimizer)

@@ -2,8 +2,8 @@
 import pytest
 from pydantic import ValidationError
 
-from hofl.config import Config, cohort_size, dump, load, parse
-from hofl.errors import ConfigError
+from hofl.config import Config, about, cohort_size, dump, load, parse, placed
+from hofl.errors import ConfigError, DataError, HoflError, ModelError
 
 SYNTHETIC = '[task]\nname = "synthetic"\n'
 
@@ -24,6 +24,24 @@ def message(text: str, *overrides: str) -> str:
         ("zo.probez = 3", "x.toml:1: zo.probez is unknown, did you mean zo.probes?"),
         ("[cohort]\npreference = 1.5", "x.toml:2: cohort.preference = 1.5: must be in [0, 1)"),
         ("[cohort]\npreference = 1.0", "x.toml:2: cohort.preference = 1.0: must be in [0, 1)"),
+        (
+            "frob = 3",
+            "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and [model], [task], "
+            "[partition], [cohort], [local], [optimizer], [zo], [evaluation], [run]",
+        ),
+        (
+            "[frob]\nx = 3",
+            "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and "
+            "[model], [task], [partition], [cohort], [local], [optimizer], [zo], [evaluation], [run]",
+        ),
+        ("[run]\nfrob = 3", "x.toml:2: run.frob is unknown; [run] has threads, ledger"),
+        ('algorithm = "sgd"', "x.toml:1: algorithm = \"sgd\": must be 'ho_fl' or 'fedavg'"),
+        (
+            '[partition]\nkind = "stripes"',
+            "x.toml:2: partition.kind = \"stripes\": must be 'iid', 'dirichlet', 'by_label', "
+            "'fixed_dirichlet' or 'files'",
+        ),
+        ("[zo.optimizer]\nlr = 1\n[optimizer]\nlr = -1", "x.toml:4: optimizer.lr = -1: must be > 0"),
         ("[zo]\n\nradius = 0", "x.toml:3: zo.radius = 0: must be > 0"),
         ("[zo]\nradius = nan", "x.toml:2: zo.radius = nan: must be a finite number"),
         ("[zo]\nprobes = 0", "x.toml:2: zo.probes = 0: must be >= 1"),
@@ -111,6 +129,53 @@ def test_dump_reloads_to_an_equal_config(overrides: list[str]) -> None:
     config = parse(SYNTHETIC, "x.toml", overrides)
     assert parse(dump(config), "y.toml") == config
     assert "preference = 0.75" in dump(config)  # complete: defaults are written too
+
+
+@pytest.mark.parametrize(
+    ("given", "bottom"),
+    [
+        ([], ("adamw", 0.5, 0.25)),
+        (["zo.optimizer.lr=3"], ("adamw", 3.0, 0.25)),
+        (["zo.optimizer.name=sgd", "zo.optimizer.weight_decay=0"], ("sgd", 0.5, 0.0)),
+    ],
+)
+def test_what_the_bottoms_optimizer_leaves_unset_is_the_tops(given: list[str], bottom: tuple) -> None:
+    text = f"[optimizer]\nlr = 0.5\nweight_decay = 0.25\n{SYNTHETIC}"
+    config = parse(text, "x.toml", given)
+    found = config.bottom_optimizer
+    assert (found.name, found.lr, found.weight_decay) == bottom
+    assert "[zo.optimizer]" in dump(config) and parse(dump(config), "y.toml") == config
+    assert Config(optimizer=config.optimizer, task=config.task).bottom_optimizer == config.optimizer
+
+
+@pytest.mark.parametrize(
+    ("error", "overrides", "expected"),
+    [
+        (DataError("task.train: no rows"), [], "FILE:4: task.train: no rows"),
+        (ModelError("model.source = 'x': none"), [], "FILE:2: model.source = 'x': none"),
+        (ModelError("its blocks are odd"), [], "FILE:2: model.source: its blocks are odd"),
+        (
+            ModelError("model.layers.0.weight is half"),
+            [],
+            "FILE:2: model.source: model.layers.0.weight is half",
+        ),
+        (ConfigError("zo.probes = 9: too many"), ["zo.probes=9"], "command line: zo.probes = 9: too many"),
+        (ConfigError("zo.probes = 9: too many"), [], "FILE: zo.probes = 9: too many"),
+    ],
+)
+def test_what_a_build_says_has_its_place(
+    tmp_path, error: HoflError, overrides: list[str], expected: str
+) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('[model]\nsource = "x"\n[task]\ntrain = "y"\n')
+    with pytest.raises(type(error)) as caught, placed(file, overrides), about("model.source"):
+        raise error
+    assert str(caught.value) == expected.replace("FILE", str(file))
+
+
+def test_what_is_about_no_setting_has_no_place(tmp_path) -> None:
+    with pytest.raises(HoflError, match=r"^partition: odd$"), placed(tmp_path / "no.toml"):
+        raise ConfigError("partition: odd")
 
 
 def test_text_needs_a_model_and_data() -> None:

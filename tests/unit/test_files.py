@@ -13,7 +13,7 @@ import pytest
 
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError, HoflError
-from hofl.tasks.files import client_tables, count, drawn, read_table, taken, text_hash
+from hofl.tasks.files import MissingColumn, client_tables, count, drawn, read_table, taken, text_hash
 
 ROWS = {
     "text": ["a, b", 'quoted "c"', "two\nlines", "é"],
@@ -213,6 +213,9 @@ def test_a_missing_column_lists_what_is_there_and_the_nearest(tmp_path: Path) ->
         DataError, match=r"no column 'sentnce'; there are 'sentence', 'label': did you mean 'sentence'"
     ):
         read_table(_write(tmp_path, "parquet", {"sentence": ["a"], "label": [1]}), ["sentnce"])
+    with pytest.raises(MissingColumn) as caught:
+        read_table(_write(tmp_path, "csv"), ["text", "who"])
+    assert caught.value.column == "who"
 
 
 def test_a_filter_that_keeps_nothing_is_said(tmp_path: Path) -> None:
@@ -227,6 +230,8 @@ def test_drawn_rows_are_seeded_ascending_and_distinct() -> None:
     assert taken({"a": ["x", "y", "z"]}, [0, 2]) == {"a": ["x", "z"]}
     with pytest.raises(ConfigError, match="rows = 6: the data has 5"):
         drawn(5, 6, Key.of(1, "partition"))
+    with pytest.raises(ConfigError, match=r"^task.train_rows = 6: the data has 5"):
+        drawn(5, 6, Key.of(1, "partition"), "task.train_rows")
 
 
 @pytest.mark.parametrize(

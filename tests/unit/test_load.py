@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -100,6 +101,11 @@ def test_a_new_head_comes_from_the_key(folder: Path) -> None:
         ("tiny:unheard", None, "allowed families are llama"),
         ("tiny:bert", None, "head-v1"),
         ("nobody/nothing-of-this-name", None, "cannot be loaded"),
+        ("x" * 300, None, "File name too long"),
+        ("~nobody-of-this-name/model", None, "home directory"),
+        ("models\0/m.gguf", None, "not found"),
+        ("package:__main__", None, "no package"),
+        ("package:../etc", None, "no package"),
     ],
 )
 def test_refused_sources(source: str, head: int | None, message: str) -> None:
@@ -152,6 +158,49 @@ def test_a_lost_tensor_is_named(folder: Path, tmp_path: Path) -> None:
         load(str(part))
 
 
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (struct.pack("<Q", 2**63), "header too large"),
+        (struct.pack("<Q", 200_000_000), "header too large"),
+        (b"1", "header too small"),
+    ],
+)
+def test_dangerous_weights(folder: Path, tmp_path: Path, head: bytes, message: str) -> None:
+    bad = copied(folder, tmp_path / "bad")
+    whole = (bad / "model.safetensors").read_bytes()
+    (bad / "model.safetensors").write_bytes(head + whole[8:] if len(head) == 8 else head)
+    with pytest.raises(ModelError, match=message):
+        load(str(bad))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tie_word_embeddings": False}, r"lacks tensors: lm_head\.weight \(1 in all\)"),
+        (
+            {"intermediate_size": 65},
+            r"has misshapen tensors: model\.layers\.0\.mlp\.down_proj\.weight \[32, 64\]",
+        ),
+        ({"num_attention_heads": 0}, "cannot be loaded"),
+        ({"num_attention_heads": 5}, "cannot be loaded"),
+    ],
+)
+def test_a_configuration_that_does_not_fit(
+    folder: Path,
+    tmp_path: Path,
+    settings: dict[str, object],
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    other = copied(folder, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, **settings}))
+    with pytest.raises(ModelError, match=message) as caught:
+        load(str(other))
+    assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
+
+
 def test_broken_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="is not JSON"):
@@ -174,7 +223,7 @@ def test_a_gguf_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "bad.gguf").write_bytes(b"not a model")
     with pytest.raises(ModelError, match="not a GGUF model"):
         load(str(tmp_path / "bad.gguf"))
-    assert not list((tmp_path / "cache" / "gguf").iterdir())
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_converted_gguf_is_read_from_the_cache(

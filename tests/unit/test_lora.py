@@ -14,7 +14,9 @@ from torch import nn
 from families import adapted, digest, full_case, tokens
 from hofl.core.keys import Key
 from hofl.errors import ModelError
+from hofl.models import lora
 from hofl.models.boundary import cut
+from hofl.models.frozen import frozen_sha256
 from hofl.models.load import load, restrict_head
 from hofl.models.lora import add_lora, default_targets, export, reload, select
 from hofl.models.tiny import FAMILIES, tiny
@@ -121,6 +123,12 @@ def test_adapters_are_exported_and_verified(tmp_path: Path) -> None:
     before = digest(model.module)
     result = export(model.module, tmp_path / "adapter", facts=facts("tiny:llama"), inputs=tokens())
     assert result["kind"] == "peft" and result["difference"] <= 1e-5
+    assert not list(tmp_path.glob("*.partial"))
+    told = json.loads((tmp_path / "adapter" / "hofl.json").read_text())
+    assert told == {"kind": "peft", "base": "tiny:llama", "base_sha256": frozen_sha256(model.module)}
+    assert told.items() <= result.items() and result["folder"] == str(tmp_path / "adapter")
+    readme = (tmp_path / "adapter" / "README.md").read_text()
+    assert "`tiny:llama`" in readme and told["base_sha256"] in readme
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"]) == ("tiny:llama", 2)
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -154,6 +162,37 @@ def test_a_damaged_export_is_not_reported_as_success(tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "save_pretrained", damaging)
     with pytest.raises(ModelError, match="computes other logits"):
         export(module, tmp_path / "adapter", facts=facts("tiny:llama"), inputs=tokens())
+
+
+@pytest.mark.parametrize("error", [ModelError("other logits"), OSError("no space"), KeyboardInterrupt()])
+def test_a_failed_export_leaves_nothing_and_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    module, folder = adapted("llama", layers=2), tmp_path / "adapter"
+    folder.mkdir()
+    (tmp_path / "adapter.partial").mkdir()
+    (tmp_path / "adapter.partial" / "of a killed export").touch()
+
+    def failing(module: nn.Module, place: Path, *rest: object) -> float:
+        assert (place / "adapter_model.safetensors").is_file() and not any(folder.iterdir())
+        raise error
+
+    monkeypatch.setattr(lora, "_verify", failing)
+    with pytest.raises(type(error)):
+        export(module, folder, facts=facts("tiny:llama"), inputs=tokens())
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"] and not any(folder.iterdir())
+    monkeypatch.setattr(lora, "_verify", lambda *_: 0.0)
+    export(module, folder, facts=facts("tiny:llama"), inputs=tokens())
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    assert {"adapter_model.safetensors", "hofl.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_an_export_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(lora, "_verify", lambda *_: 0.0)
+    export(adapted("llama", layers=2), Path(), facts=facts("tiny:llama"), inputs=tokens())
+    assert (tmp_path / "here" / "hofl.json").is_file() and not (tmp_path / "here.partial").exists()
 
 
 def test_a_plain_module_has_no_export(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_a_minimum_that_cannot_be_met_is_refused_at_once() -> None:
         partition.dirichlet(TWO, 10, 0.1, 250, seed=0)
 
 
+def test_more_clients_than_examples_are_told_to_be_fewer() -> None:
+    with pytest.raises(ConfigError, match=r"2001 clients needs 2001 .* there are 2000: use fewer clients$"):
+        partition.dirichlet(TWO, 2001, 0.1, seed=0)
+
+
 @pytest.mark.parametrize("alpha", [1e-6, 0.01, 0.1, 1.0, 1e6])
 @pytest.mark.parametrize("minimum", [10, 200])
 def test_dirichlet_is_quick_and_meets_the_minimum_at_any_alpha(alpha: float, minimum: int) -> None:
@@ -149,7 +154,7 @@ def test_the_table_counts_examples_classes_and_duplicates() -> None:
         ({"kind": "striped"}, "partition.kind = 'striped'"),
         ({"kind": "files"}, "partition.kind = 'files'"),
         ({"clients": 0}, "partition.clients = 0"),
-        ({"clients": 2001}, "client .* would hold no example"),
+        ({"clients": 2001}, "partition.clients = 2001: client .* would hold no example"),
         ({"kind": "dirichlet", "alpha": 0.0}, "partition.alpha = 0.0"),
         ({"kind": "dirichlet", "alpha": float("nan")}, "partition.alpha = nan"),
         ({"kind": "dirichlet", "minimum": 0}, "partition.minimum = 0"),

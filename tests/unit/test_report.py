@@ -4,10 +4,11 @@ import json
 import pytest
 import tomli_w
 
-from hofl.errors import DataError
+from hofl import read_run
+from hofl.errors import DataError, RecordError
 from hofl.report import compare, tables
 from hofl.report.plots import curve, plot
-from hofl.report.rows import amount, cumulative, read_rows, read_run
+from hofl.report.rows import amount, cumulative
 
 
 def write_run(folder, value, *, seed=1, status="done", n=400, finished=True, data="d", **config):
@@ -102,6 +103,39 @@ def test_frozen_control_is_the_same_configuration_without_probes(tmp_path) -> No
     assert compare.summary_table(groups).rows[0][6] == "0.710 ± 0.014"
 
 
+@pytest.mark.parametrize(
+    "zo",
+    [
+        {"estimator": "sketch", "directions": "hadamard", "probes": 64},
+        {"estimator": "tangent", "optimizer": {"name": "sgd", "lr": 3.0}},
+        {"estimator": "central", "radius": 0.1},
+    ],
+)
+def test_frozen_control_is_found_whatever_is_set_for_the_probes(tmp_path, zo) -> None:
+    arm = write_run(tmp_path / "a", 0.9, zo=zo)
+    frozen = write_run(tmp_path / "n", 0.7, zo={"estimator": "none", "optimizer": {"lr": 0.1}})
+    groups = compare.group([arm, frozen])
+    assert [compare.control(g, groups) for g in groups] == [groups[1], None]
+
+
+def test_a_method_without_a_bottom_has_no_control(tmp_path) -> None:
+    settings = FEDAVG | {"zo": {"estimator": "none"}}
+    runs = [write_run(tmp_path / "a", 0.9, **FEDAVG), write_run(tmp_path / "b", 0.9, **settings)]
+    groups = compare.group(runs)
+    assert [compare.control(g, groups) for g in groups] == [None, None]
+
+
+def test_an_inherited_optimizer_is_no_difference(tmp_path) -> None:
+    same, own = ({"estimator": "forward", "optimizer": {"lr": lr}} for lr in (0.1, 0.2))
+    runs = [write_run(tmp_path / "a", 0.9), write_run(tmp_path / "b", 0.8, seed=2, zo=same)]
+    groups = compare.group([*runs, write_run(tmp_path / "c", 0.7, zo=own)])
+    assert [g.label for g in groups] == [
+        "ho_fl forward b=1,2 zo.optimizer.lr=unset",
+        "ho_fl forward b=1,2 zo.optimizer.lr=0.2",
+    ]
+    assert groups[0].values == [0.9, 0.8]
+
+
 def test_labels_tell_groups_apart(tmp_path) -> None:
     runs = [write_run(tmp_path / "a", 0.9), write_run(tmp_path / "b", 0.9, optimizer={"lr": 0.2})]
     assert [g.label for g in compare.group(runs)] == [
@@ -143,12 +177,46 @@ def test_costs_are_totals_in_units(tmp_path) -> None:
 
 
 def test_torn_last_line_is_left_out(tmp_path) -> None:
-    file = tmp_path / "rounds.jsonl"
-    file.write_bytes(b'{"round": 1}\n{"round": 2')
-    assert read_rows(file) == [{"round": 1}]
-    file.write_bytes(b'{"round": 1\n{"round": 2}\n')
-    with pytest.raises(DataError, match=r"rounds\.jsonl:1: is no JSON object"):
-        read_rows(file)
+    write_run(tmp_path / "a", 0.9)
+    (tmp_path / "a" / "rounds.jsonl").write_bytes(b'{"round": 1}\n{"round": 2')
+    assert read_run(tmp_path / "a").rows == ({"round": 1},)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("rounds.jsonl", '{"round": 1\n{"round": 2}\n', RecordError, r"rounds\.jsonl:1: not JSON"),
+        ("rounds.jsonl", '{"metrics": null}\n', RecordError, r"rounds\.jsonl:1: not a row"),
+        ("summary.json", "[]", DataError, r"summary\.json is damaged: it is no JSON object"),
+        ("summary.json", '{"status": "done"}', DataError, r"summary\.json is damaged: a finished run"),
+        (
+            "summary.json",
+            '{"metric": {"name": "accuracy", "value": null, "n": 4}}',
+            DataError,
+            r"summary\.json is damaged: a finished run",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, content, error, message) -> None:
+    write_run(tmp_path / "a", 0.9)
+    (tmp_path / "a" / name).write_text(content)
+    with pytest.raises(error, match=message) as caught:
+        read_run(tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_diverged_has_no_value(tmp_path) -> None:
+    write_run(tmp_path / "a", None, status="diverged")
+    assert read_run(tmp_path / "a").status == "diverged@r2"
+
+
+def test_a_folder_that_cannot_be_read_is_one_line(tmp_path, monkeypatch) -> None:
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_file", denied)
+    with pytest.raises(DataError, match=r"cannot be read [(]Permission denied[)]"):
+        read_run(tmp_path)
 
 
 def test_no_run_folder(tmp_path) -> None:

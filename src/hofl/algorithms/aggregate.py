@@ -25,6 +25,7 @@ class Training:
         steps: E, local steps a participation.
         batch: examples a local step.
         optimizer: of backpropagated coordinates; its state is new in each participation.
+        sizes: examples each client registered, one number a client; a reply cannot change them.
         quorum: replies below which a round is void.
         weighting: of the mean over clients: ``equal`` (the papers') or by ``examples`` in the shard.
     """
@@ -33,13 +34,15 @@ class Training:
     steps: int
     batch: int
     optimizer: Optimizer
+    sizes: Sequence[int]
     quorum: int = 1
     weighting: Literal["equal", "examples"] = "equal"
 
 
-def initial_state(vector: Vector) -> Record:
-    """Round 0: the vector float32 [d], and how many local steps each client has taken part in."""
-    return Record({"weights/vector": vector.copy()}, {"round": 0, "positions": {}})
+def initial_state(training: Training, vector: Vector) -> Record:
+    """Round 0: the vector float32 [d], and each client's next minibatch, int64 [clients]."""
+    cursors = np.zeros(len(training.sizes), dtype=np.int64)
+    return Record({"weights/vector": vector.copy(), "cursors/next": cursors}, {"round": 0})
 
 
 def plan_values(state: Record, client: int, training: Training) -> dict[str, Any]:
@@ -47,11 +50,17 @@ def plan_values(state: Record, client: int, training: Training) -> dict[str, Any
     return {
         "round": state.values["round"],
         "client": client,
-        "position": state.values["positions"].get(str(client), 0),
+        "position": int(state.arrays["cursors/next"][client]),
         "steps": training.steps,
         "batch": training.batch,
         "optimizer": training.optimizer.to_values(),
+        "weight": float(training.sizes[client]) if training.weighting == "examples" else 1.0,
     }
+
+
+def request(state: Record, plan: Record) -> Record:
+    """What travels: the plan and the weights."""
+    return Record({"weights/vector": state.arrays["weights/vector"], **plan.arrays}, plan.values)
 
 
 def check_identity(plan: Record, reply: Record) -> None:
@@ -63,17 +72,16 @@ def check_identity(plan: Record, reply: Record) -> None:
     for name in ("round", "client"):
         if reply.values.get(name) != plan.values[name]:
             raise RecordError(f"reply is for {name} {reply.values.get(name)}, expected {plan.values[name]}")
-    for name in ("examples", "shard"):
-        count = reply.values.get(name)
-        if type(count) is not int or not 0 < count < 2**40:
-            raise RecordError(f"reply counts {name} = {count!r}, expected a positive whole number")
+    count, most = reply.values.get("examples"), plan.values["steps"] * plan.values["batch"]
+    if type(count) is not int or not 0 < count <= most:
+        raise RecordError(f"reply counts {count!r} examples, expected 1 to {most}")
     loss = reply.values.get("loss_sum")
     if type(loss) is not float or not np.isfinite(loss):
         raise RecordError("reply has a non-finite loss")
 
 
-def advance(state: Record, parts: Iterable[tuple[Entry, Vector]], weighting: str) -> Record:
-    """The next state: ``w + sum_i a_i delta_i / sum_i a_i``, equal weights or shard sizes.
+def advance(state: Record, parts: Iterable[tuple[Entry, Vector]]) -> Record:
+    """The next state: ``w + sum_i a_i delta_i / sum_i a_i``, with the plans' weights a_i.
 
     Deltas are added in float64 in client order, divided and rounded once, so neither the order of
     arrival nor the number of clients in memory matters (HO-FL Alg. 1, line 8).
@@ -81,20 +89,18 @@ def advance(state: Record, parts: Iterable[tuple[Entry, Vector]], weighting: str
     Args:
         state: the current one.
         parts: accepted entries with their deltas float32 [d], in client order; consumed one by one.
-        weighting: ``equal`` or ``examples``.
     """
     vector = state.arrays["weights/vector"]
     total, weight = np.zeros(len(vector)), 0.0
-    positions = dict(state.values["positions"])
+    cursors = state.arrays["cursors/next"].copy()
     for entry, delta in parts:
-        share = float(entry.reply.values["shard"]) if weighting == "examples" else 1.0
-        total += share * delta.astype(np.float64)
-        weight += share
         plan = entry.plan.values
-        positions[str(entry.client)] = plan["position"] + plan["steps"]
+        total += plan["weight"] * delta.astype(np.float64)
+        weight += plan["weight"]
+        cursors[entry.client] = plan["position"] + plan["steps"]
     moved = (vector + total / weight).astype(np.float32) if weight else vector.copy()
-    values = {**state.values, "round": state.values["round"] + 1, "positions": positions}
-    return Record({**state.arrays, "weights/vector": moved}, values)
+    values = {**state.values, "round": state.values["round"] + 1}
+    return Record({**state.arrays, "weights/vector": moved, "cursors/next": cursors}, values)
 
 
 def loss_row(entries: Sequence[Entry]) -> dict[str, Any]:

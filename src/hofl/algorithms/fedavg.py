@@ -11,6 +11,7 @@ checkpointing on, it is the memory-saving rival that hybrid order is compared wi
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,18 +36,18 @@ def fedavg(layout: Layout, training: Training) -> Algorithm:
         """One round, the server's half."""
         # 1. broadcast w_t to the cohort;  2. each takes E steps;  3. collects the deltas
         plans = {i: Record({}, aggregate.plan_values(state, i, training)) for i in cohort}
-        weights = {"weights/vector": state.arrays["weights/vector"]}
-        replies = call("local_steps", {i: Record(weights, p.values) for i, p in plans.items()}, None)
+        requests = {i: aggregate.request(state, plan) for i, plan in plans.items()}
+        replies = call("local_steps", requests, None)
         # 4. w_{t+1} = w_t + mean of the deltas
         entries: list[Entry] = []
         failures = dict(replies.failures)
         parts = aggregate.verified(plans, replies, delta, entries, failures)
-        moved = aggregate.advance(state, parts, training.weighting)
+        moved = aggregate.advance(state, parts)
         if len(entries) < training.quorum:
             raise RoundVoid(failures)
         row = {
             "boundaries": [0] * len(cohort),
-            "replay_ok": True,
+            "replay_ok": None,
             "zo_signal": None,
             **aggregate.loss_row(entries),
         }
@@ -54,9 +55,9 @@ def fedavg(layout: Layout, training: Training) -> Algorithm:
 
     def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
         """The round again from its entries."""
-        return aggregate.advance(state, ((e, delta(e)) for e in entries), training.weighting)
+        return aggregate.advance(state, ((e, delta(e)) for e in entries))
 
-    return Algorithm(aggregate.initial_state, play, rebuild, {"local_steps": local_steps})
+    return Algorithm(partial(aggregate.initial_state, training), play, rebuild, {"local_steps": local_steps})
 
 
 def local_steps(task: Task, request: Record) -> Record:
@@ -75,6 +76,6 @@ def local_steps(task: Task, request: Record) -> Record:
         optimizer.update_(vector, gradient, state, e + 1)
         loss_sum += loss * len(batch.targets)
         examples += len(batch.targets)
-    sums = {"loss_sum": loss_sum, "examples": examples, "shard": len(task.shards[plan["client"]])}
+    sums = {"loss_sum": loss_sum, "examples": examples}
     identity = {name: plan[name] for name in ("round", "client")}
     return Record({"weights/delta": vector - start}, {**identity, **sums})

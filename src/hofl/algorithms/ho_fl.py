@@ -66,14 +66,14 @@ def ho_fl(
         """One round, the server's half."""
         # Alg. 1: send (w_t, root key, E, q, mu, optimizers), wait for (scalars, top delta)
         plans = {i: plan(state, i) for i in cohort}
-        requests = {i: Record({**state.arrays, **p.arrays}, p.values) for i, p in plans.items()}
+        requests = {i: aggregate.request(state, p) for i, p in plans.items()}
         replies = call("local_steps", requests, None)
         # Alg. 4: each client's full delta, its bottom replayed and compared by digest; then the mean
         entries: list[Entry] = []
         failures = dict(replies.failures)
         delta = partial(reconstruct, layout, state.arrays["weights/vector"])
         parts = aggregate.verified(plans, replies, delta, entries, failures)
-        moved = aggregate.advance(state, parts, training.weighting)
+        moved = aggregate.advance(state, parts)
         if len(entries) < training.quorum:
             raise RoundVoid(failures)
         row = {"boundaries": [boundaries[i] for i in cohort], **aggregate.loss_row(entries)}
@@ -84,9 +84,9 @@ def ho_fl(
     def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
         """The round again from its entries."""
         parts = ((e, reconstruct(layout, state.arrays["weights/vector"], e)) for e in entries)
-        return aggregate.advance(state, parts, training.weighting)
+        return aggregate.advance(state, parts)
 
-    return Algorithm(aggregate.initial_state, play, rebuild, {"local_steps": local_steps})
+    return Algorithm(partial(aggregate.initial_state, training), play, rebuild, {"local_steps": local_steps})
 
 
 def step_directions(plan: dict[str, Any], root: Key, step: int, size: int) -> Directions:
@@ -143,7 +143,7 @@ def local_steps(task: Task, request: Record) -> Record:
     proof: dict[str, NDArray[Any]] = (
         {"digests/bottom": digest(bottom), "metrics/agreement": agreed, "scalars/s": scalars} if q else {}
     )
-    counts = {"loss_sum": loss_sum, "examples": examples, "shard": len(task.shards[plan["client"]])}
+    counts = {"loss_sum": loss_sum, "examples": examples}
     values = {"round": plan["round"], "client": plan["client"], **counts}
     return Record({**proof, "weights/delta": top - start}, values)
 
@@ -161,7 +161,8 @@ def reconstruct(layout: Layout, vector: Vector, entry: Entry) -> Vector:
         bottom = vector[:d_zo].copy()
         with np.errstate(all="ignore"):
             replay_(bottom, steps, Optimizer.from_values(plan["bottom_optimizer"]))
-        entry.reply.array("metrics/agreement", "float64", (3,))
+        if entry.reply.array("metrics/agreement", "float64", (3,))[1:].min() < 0:
+            raise RecordError("its sums of squares are negative")
         if not np.array_equal(digest(bottom), entry.reply.array("digests/bottom", "uint8", (32,))):
             raise RecordError(aggregate.MISMATCH)
         delta[:d_zo] = bottom - vector[:d_zo]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hofl.commands.output import print_json, print_table, say
+from hofl.errors import ConfigError
 
 if TYPE_CHECKING:
     from hofl.report.compare import Group
@@ -20,12 +21,15 @@ def compare(
     out: Annotated[Path, typer.Option("--out", help="Where the tables and the plot go.")] = Path("compare"),
 ) -> None:
     """Compare runs over seeds: tables, a verdict for each pair, curves."""
+    from hofl import read_run
     from hofl.report import compare as report
-    from hofl.report.rows import read_run
 
     groups = report.group([read_run(folder) for folder in runs])
     result = report.to_json(groups)
-    write(groups, out)
+    try:
+        write(groups, out)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; name a folder that can be written") from None
     if json:
         return print_json(result)
     for table in (report.summary_table(groups), report.seed_table(groups)):

@@ -3,10 +3,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hofl.report.rows import amount, read_run
+from hofl.report.rows import amount
 from hofl.report.tables import Table, number, seconds, size
 
 if TYPE_CHECKING:
@@ -14,10 +13,15 @@ if TYPE_CHECKING:
 
 _LISTED = 12
 """Clients up to which the partition is shown one line each."""
+_LARGE = 100e6
+"""Bytes of a ledger above which a run says so before it starts."""
+_TELLING = 0.1
+"""Scalars for each coordinate of a bottom above which the server learns much of its gradient."""
 
 
 def describe(session: "Session") -> Iterator[str | Table]:
     """The first lines of a run: mode, device, model, labels, partition, boundaries, cohort, bytes."""
+    from hofl.build import probes_of
     from hofl.session import settings_of
 
     config, task, model = session.config, session.task, session.task.model
@@ -29,16 +33,55 @@ def describe(session: "Session") -> Iterator[str | Table]:
         f"{model.layout.size:,} trained, {model.blocks} blocks, backbone {config.model.dtype}"
     )
     yield f"labels: at the {settings.labels_at}; a client sends {', '.join(settings.leaves_device)}"
-    yield from (f"warning: {text}" for text in task.facts.get("warnings", ()))
+    yield from (f"warning: {text}" for text in (*task.facts.get("warnings", ()), *telling(session)))
     yield partition(task.facts.get("partition", ()), config.partition.kind)
     yield boundaries(session)
     yield cohort(session)
     steps, batch = config.local.steps, config.local.batch
-    probes = config.zo.probes if config.algorithm == "ho_fl" and config.zo.estimator != "none" else 0
     yield (
-        f"each participation: {steps} optimizer steps, {steps * probes} probes, "
+        f"each participation: {steps} optimizer steps, {steps * probes_of(config)} probes, "
         f"up to {steps * batch} example visits (batches of {batch}; a smaller client gives what it has)"
     )
+    bytes_kept = ledger_bytes(session)
+    if bytes_kept > _LARGE:
+        yield (
+            f"ledger: about {size(bytes_kept)} after {config.rounds} rounds, for hofl replay; "
+            'run.ledger = "scalars" leaves out the weights'
+        )
+
+
+def telling(session: "Session") -> Iterator[str]:
+    """A warning for each boundary whose few coordinates the scalars of one participation nearly fix."""
+    from hofl.build import probes_of
+
+    scalars = session.config.local.steps * probes_of(session.config)
+    for boundary in sorted(set(session.boundaries)):
+        bottom = session.task.model.layout.bottom_size(boundary)
+        if bottom and scalars > _TELLING * bottom:
+            yield (
+                f"the scalars then determine a large part of the bottom's gradient: boundary {boundary} has "
+                f"{bottom:,} trainables and a participation sends {scalars} scalars; use fewer probes"
+            )
+
+
+def ledger_bytes(session: "Session") -> float:
+    """What a full ledger will hold, in bytes: the expected replies of all rounds; 0 for one of scalars."""
+    config, plan = session.config, session.policy
+    if config.run.ledger != "full":
+        return 0.0
+    up = [sent(session, session.boundaries[client])[0] for client in session.able]
+    return config.rounds * plan.cohort * float(plan.shares @ up)
+
+
+def sent(session: "Session", boundary: int) -> tuple[int, int]:
+    """Payload bytes of one participation, up and down."""
+    from hofl.build import probes_of
+    from hofl.theory import communication
+
+    config, layout = session.config, session.task.model.layout
+    bottom = layout.bottom_size(boundary)
+    traffic = communication.ho_fl(layout.size, bottom, config.local.steps, probes_of(config))
+    return sum(traffic["up"].values()), sum(traffic["down"].values())
 
 
 def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
@@ -60,15 +103,15 @@ def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
 
 def boundaries(session: "Session") -> Table:
     """Clients, dimensions and payload bytes of a participation, one line a boundary."""
-    config, layout = session.config, session.task.model.layout
-    zo = config.algorithm == "ho_fl" and config.zo.estimator != "none"
+    from hofl.build import probes_of
+
+    layout, probes = session.task.model.layout, probes_of(session.config)
     rows = []
     for boundary, count in sorted(Counter(session.boundaries).items()):
         bottom = layout.bottom_size(boundary)
-        scalars = config.local.steps * config.zo.probes if zo and bottom else 0
-        payload = 4 * scalars + 4 * (layout.size - bottom) + 32 * bool(scalars)
+        scalars = session.config.local.steps * probes if bottom else 0
         cells = (boundary, count, f"{bottom:,}", f"{layout.size - bottom:,}", scalars)
-        rows.append((*map(str, cells), size(payload), size(4 * layout.size)))
+        rows.append((*map(str, cells), *map(size, sent(session, boundary))))
     columns = ("boundary", "clients", "bottom", "top", "scalars up", "payload up", "payload down")
     return Table(f"boundaries: blocks below the cut, of {layout.blocks}", columns, tuple(rows))
 
@@ -99,9 +142,8 @@ def line(row: dict[str, Any], rounds: int) -> str:
     return "  ".join([*parts, f"up {up}", f"down {down}", seconds(amount(row["seconds"]))])
 
 
-def result(where: Path) -> Table:
+def result(end: dict[str, Any]) -> Table:
     """What a finished run came to, from its summary."""
-    end = read_run(where).summary or {}
     metric = end["metric"]
     n = int(metric["n"])
     rows = (

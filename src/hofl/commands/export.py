@@ -23,3 +23,5 @@ def export(
         return print_json(found)
     say(f"verified in a fresh process: largest difference of the logits {found['difference']:.3g}")
     say(f"{found['kind']} model: {found['folder']}")
+    if "base_sha256" in found:
+        say(f"it adapts {found['base']}, whose frozen weights have SHA-256 {found['base_sha256']}")

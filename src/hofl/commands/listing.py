@@ -44,7 +44,8 @@ def _table(title: str, entries: list[Entry]) -> Table:
 def _algorithms() -> dict[str, list[Entry]]:
     from hofl.algorithms import ALGORITHMS
 
-    return {"algorithms": [method._asdict() for method in ALGORITHMS.values()]}
+    rows = [m._asdict() | {"leaves_device": ", ".join(m.leaves_device)} for m in ALGORITHMS.values()]
+    return {"algorithms": rows}
 
 
 def _tasks() -> dict[str, list[Entry]]:
@@ -67,20 +68,12 @@ def _tasks() -> dict[str, list[Entry]]:
     return {
         "tasks": tasks,
         "templates": templates,
-        "partitions": [{"partition.kind": k, "is": _PARTS[k]} for k in KINDS],
+        "partitions": [{"partition.kind": name, "is": kind.says} for name, kind in KINDS.items()],
     }
 
 
 FAMILIES = ("llama", "qwen2", "smollm3", "gemma2", "gemma3", "opt", "opt-post-norm", "gpt2", "bert")
 """Those of ``models.tiny``, said here again because that module needs PyTorch; a test compares them."""
-
-_PARTS = {
-    "iid": "random shards of equal size",
-    "dirichlet": "each class split by Dirichlet(alpha), at least minimum examples a client",
-    "by_label": "labels_per_client classes a client",
-    "fixed_dirichlet": "size examples a client, class shares by Dirichlet(alpha)",
-    "files": "one client a file of the glob in task.train",
-}
 
 
 def _models() -> dict[str, list[Entry]]:

@@ -2,15 +2,14 @@
 """``hofl run``: train, or resume; plain lines for a log, a progress bar on a terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from hofl.commands.output import console, print_table, quiet_libraries, say, warn
-from hofl.errors import ConfigError
+from hofl.commands.output import console, print_json, print_table, quiet_libraries, say, warn
 
 if TYPE_CHECKING:
     from hofl.session import Session
@@ -32,9 +31,13 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on in this run folder; CONFIG may be left out.")
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON at the end and nothing else.")
+    ] = False,
 ) -> None:
     """Run a configuration, or resume a run."""
     from hofl.config import load, placed
+    from hofl.runtime.start import refuse_folder
 
     file, overrides = _split(arguments or [], resume)
     config = load(file, overrides)
@@ -45,13 +48,17 @@ def run(
     quiet_libraries()
     from hofl.session import prepare  # only now PyTorch: what is wrong above was said at once
 
+    if config.model.source and not json:
+        say(f"loading the data and model {config.model.source} ...")
     with placed(file, overrides):
         session = prepare(config)
-    _train(session, where, resume is not None)
+    _train(session, where, resume is not None, json)
 
 
 def _split(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
     """The configuration's file, a resumed run's own if none is named, and the overrides."""
+    from hofl.runtime.start import refuse_folder
+
     if arguments and "=" not in arguments[0]:
         return arguments[0], arguments[1:]
     if resume is None:
@@ -60,44 +67,36 @@ def _split(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
     return str(resume / "config.toml"), arguments
 
 
-def refuse_folder(where: Path, resume: bool) -> None:
-    """Say at once, before a model is loaded, that a run cannot start or go on in a folder.
-
-    Raises:
-        ConfigError: a new run where there is something, or nothing to resume.
-    """
-    if resume and not (where / "config.toml").is_file():
-        raise ConfigError(f"{where}: nothing to resume, it has no config.toml; start without --resume")
-    if not resume and where.exists() and (not where.is_dir() or any(where.iterdir())):
-        raise ConfigError(f"{where} exists and is not empty; give another --out, or --resume it")
-
-
-def _train(session: "Session", where: Path, resume: bool) -> None:
+def _train(session: "Session", where: Path, resume: bool, json: bool) -> None:
+    from hofl import read_run
     from hofl.commands.describe import describe, result
 
     rows = session.rows(where, resume=resume, warn=_warning)  # refuses a folder of another run at once
     done = "before round 0"
     try:
-        for part in describe(session):
+        for part in () if json else describe(session):
             say(part) if isinstance(part, str) else print_table(part)
-        for row in _shown(rows, session.config.rounds):
+        for row in _shown(rows, session.config.rounds, json):
             done = f"after round {row['round']}"
     except KeyboardInterrupt:
         warn(f"hofl: interrupted {done}; saved; resume with: hofl run --resume {where}")
         raise typer.Exit(130) from None
-    print_table(result(where))
-    say(f"final model: {where / 'final.safetensors'}")
+    summary, final = read_run(where).summary or {}, str(where / "final.safetensors")
+    if json:
+        return print_json({**summary, "folder": str(where), "final_model": final})
+    print_table(result(summary))
+    say(f"final model: {final}")
 
 
 def _warning(text: str) -> None:
     warn(f"warning: {text}")
 
 
-def _shown(rows: Iterator[Row], rounds: int) -> Iterator[Row]:
+def _shown(rows: Iterator[Row], rounds: int, quiet: bool) -> Iterator[Row]:
     """The rows, each shown as it comes: a bar that fills on a terminal, else a line an evaluation."""
-    if not sys.stdout.isatty():
+    if quiet or not sys.stdout.isatty():
         for row in rows:
-            _tell(row, rounds, say)
+            _tell(row, rounds, _nothing if quiet else say)
             yield row
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -112,7 +111,11 @@ def _shown(rows: Iterator[Row], rounds: int) -> Iterator[Row]:
             yield row
 
 
-def _tell(row: Row, rounds: int, show: Any) -> None:
+def _nothing(line: str) -> None:
+    """Show nothing: only JSON goes to standard output."""
+
+
+def _tell(row: Row, rounds: int, show: Callable[[str], None]) -> None:
     """Failures of clients always, and a line where the row was evaluated."""
     from hofl.commands.describe import line
     from hofl.report.tables import clean

@@ -19,6 +19,8 @@ tangent  ``<feedback, J u>``, forward-mode                   1 + q, on the ancho
 sketch   ``<J^T feedback, u>``, block-checkpointed backprop  4 whatever q is              one block
 none     no scalars: the frozen-bottom control               1                            inference
 ======== =================================================== ============================ =========
+
+Where ``check`` is asked for (the first step of a participation), ``forward`` takes q passes more.
 """
 
 import math
@@ -175,7 +177,7 @@ def signal(sums: Doubles) -> float:
     Args:
         sums: ``(sum a b, sum a a, sum b b)`` over the checked probes a and their mirrors b.
     """
-    scale = math.sqrt(sums[1] * sums[2])
+    scale = math.sqrt(sums[1]) * math.sqrt(sums[2])
     return float(sums[0] / scale) if scale > 0 else 0.0
 
 

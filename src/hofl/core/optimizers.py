@@ -52,7 +52,8 @@ class Optimizer:
             state: slices of :meth:`init`'s arrays for the same n coordinates, overwritten.
             step: counts from 1 in each participation (bias correction).
         """
-        (self._adamw_ if self.name == "adamw" else self._sgd_)(weights, gradient, state, step)
+        with np.errstate(all="ignore"):  # what overflows is found by whoever checks the result
+            (self._adamw_ if self.name == "adamw" else self._sgd_)(weights, gradient, state, step)
 
     def _sgd_(self, w: Floats, g: Floats, state: Sequence[Floats], step: int) -> None:
         # g <- g + lambda w;  m <- momentum m + g;  w <- w - lr m

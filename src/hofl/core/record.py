@@ -18,7 +18,9 @@ from safetensors.numpy import load, save
 
 from hofl.errors import RecordError
 
-CATEGORIES = ("weights", "scalars", "seeds", "activations", "feedback", "labels", "digests", "metrics")
+CATEGORIES = (
+    "weights", "scalars", "seeds", "activations", "feedback", "labels", "digests", "metrics", "cursors"
+)  # fmt: skip
 """What bytes are counted as; everything that is no array is ``headers``."""
 
 
@@ -57,7 +59,7 @@ class Record:
             arrays = load(blob)
             head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
             values = json.loads(head["__metadata__"]["values"])
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RecordError(f"not a record: {error}") from error
         if not isinstance(values, dict):
             raise RecordError("not a record: its values are no object")

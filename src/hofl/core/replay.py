@@ -36,8 +36,9 @@ def replay_(
     """Apply ``steps`` to ``weights`` in place, block by block.
 
     Each step is ``g = (1/q) sum_j s_j u_j`` and one optimizer update. A block goes through all
-    steps before the next block begins, so extra memory is a few blocks whatever d_zo is, and since
-    everything is elementwise the bits do not depend on the block size.
+    steps before the next block begins, and since everything is elementwise the bits do not depend on
+    the block size. Extra memory is a few blocks whatever d_zo is; ``hadamard``, whose transform needs
+    all coordinates at once, keeps one vector [d_zo] a step and two of size n while it is formed.
 
     Args:
         weights: float32 [d_zo], overwritten.

@@ -54,7 +54,7 @@ class BottomSurrogate:
         z has the bits of :meth:`outputs`: the primal runs the same kernels, see :mod:`hofl.models.rules`.
 
         Args:
-            directions: float32 [q, d_zo] on the model's device.
+            directions: float32 [q, d_zo], on any device.
 
         Returns:
             z, and [q, *z.shape] with z's dtype.
@@ -62,6 +62,7 @@ class BottomSurrogate:
         Raises:
             ModelError: an operation of the bottom has no forward-mode rule.
         """
+        directions = directions.to(self._model.device)
         pieces = tuple(
             directions[:, slot.offset : slot.offset + slot.size].reshape(-1, *slot.shape)
             for slot in self._slots

@@ -18,7 +18,7 @@ from torch import nn
 
 from hofl.core.keys import Key
 from hofl.errors import ModelError
-from hofl.models.gguf import bars, check_tensors, converted
+from hofl.models.gguf import check_tensors, converted, line, quiet
 from hofl.models.tiny import HashTokenizer, tiny
 
 LAYOUT = "config.json, model.safetensors (or its shards) and the tokenizer's files"
@@ -49,6 +49,7 @@ def load(
     device: str = "cpu",
     head: int | None = None,
     key: Key | None = None,
+    budget: int | None = None,
 ) -> Loaded:
     """Load a model.
 
@@ -58,6 +59,8 @@ def load(
         device: a torch device name.
         head: classes of a classification head; None for a causal language model.
         key: of a head's first weights and of a tiny model's.
+        budget: most bytes the weights of a GGUF file may take dequantised to float32, checked by its
+            header before any is read; None for any. Other sources are not checked.
 
     Raises:
         ModelError: nothing usable there; the message says what was expected.
@@ -65,7 +68,7 @@ def load(
     if dtype not in _DTYPES:
         raise ModelError(f'model.dtype = "{dtype}": allowed are {", ".join(_DTYPES)}')
     key = key or Key.of(0, "init")
-    base, local = resolve(source)
+    base, local = resolve(source, budget)
     if source.startswith("tiny:"):
         module: nn.Module = tiny(
             source.removeprefix("tiny:"), head=_checked(source, "bert" in source, head), key=key
@@ -86,8 +89,12 @@ def load(
     return Loaded(module, tokenizer, base, facts)
 
 
-def resolve(source: str) -> tuple[str, bool]:
-    """Where a source is loaded from, and whether that is local; converts a GGUF file on first use."""
+def resolve(source: str, budget: int | None = None) -> tuple[str, bool]:
+    """Where a source is loaded from, and whether that is local; converts a GGUF file on first use.
+
+    Raises:
+        ModelError: nothing usable there, or a GGUF file over the budget of bytes.
+    """
     if not source:
         raise ModelError(
             'model.source is empty: give a hub id, a folder, a .gguf file, "package:NAME" or "tiny:FAMILY"'
@@ -95,21 +102,24 @@ def resolve(source: str) -> tuple[str, bool]:
     if source.startswith("tiny:"):
         return source, True
     if source.startswith("package:"):
-        return _folder_or_gguf(_packaged(source))
-    path = Path(source).expanduser()
-    if (
-        path.exists()
-        or source.endswith(".gguf")
-        or source.startswith((".", "/", "~"))
-        or source.count("/") > 1
-    ):
-        return _folder_or_gguf(path)
+        return _folder_or_gguf(_packaged(source), budget)
+    try:
+        path = Path(source).expanduser()
+        if (
+            path.exists()
+            or source.endswith(".gguf")
+            or source.startswith((".", "/", "~"))
+            or source.count("/") > 1
+        ):
+            return _folder_or_gguf(path, budget)
+    except (OSError, RuntimeError) as error:  # a name too long, no permission, no such user's home
+        raise ModelError(f'model.source = "{source[:80]}": {line(error)}') from error
     return source, False
 
 
-def _folder_or_gguf(path: Path) -> tuple[str, bool]:
+def _folder_or_gguf(path: Path, budget: int | None) -> tuple[str, bool]:
     if path.suffix == ".gguf" and path.is_file():
-        return str(converted(path)), True
+        return str(converted(path, budget)), True
     if not (path / "config.json").is_file():
         raise ModelError(f'model.source = "{path}": not found; a model folder holds {LAYOUT}')
     refuse_code(path)
@@ -134,7 +144,8 @@ def refuse_code(folder: Path) -> None:
 def _packaged(source: str) -> Path:
     """The model folder or file inside an installed package, which is not imported."""
     name = source.removeprefix("package:")
-    found = importlib.util.find_spec(name) if name.isidentifier() else None
+    plain = name.isidentifier() and name != "__main__"
+    found = importlib.util.find_spec(name) if plain else None
     roots = list(found.submodule_search_locations or []) if found else []
     if not roots:
         raise ModelError(f'model.source = "{source}": no package "{name}" is installed in {sys.prefix}')
@@ -158,6 +169,26 @@ def _checked(source: str, encoder: bool, head: int | None) -> int | None:
 def _pretrained(
     base: str, local: bool, dtype: torch.dtype, head: int | None, key: Key
 ) -> tuple[nn.Module, Any]:
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):  # a new head is drawn from our key below
+            module, tokenizer, report = _parts(base, local, dtype, head)
+    except ModelError:
+        raise
+    except Exception as error:  # the libraries raise of every kind at a damaged file
+        raise ModelError(
+            f'model.source = "{base}": cannot be loaded ({line(error)}); a folder holds {LAYOUT}'
+        ) from error
+    new = {name for name in report["missing_keys"] if head is not None and is_head(name)}
+    dropped = {name for name in report["unexpected_keys"] if head is None}
+    check_tensors(base, set(report["missing_keys"]) - new, dropped, report["mismatched_keys"])
+    _draw(module, new, key)
+    return module, tokenizer
+
+
+def _parts(
+    base: str, local: bool, dtype: torch.dtype, head: int | None
+) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """The model, its tokenizer and the library's account of tensors it lacks, has too many or misshapen."""
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
@@ -167,34 +198,24 @@ def _pretrained(
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
 
     safe = {"trust_remote_code": False, "local_files_only": local}
-    try:
-        config = AutoConfig.from_pretrained(base, **safe)
-        encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
-        _checked(base, encoder, head)
-        tokenizer = AutoTokenizer.from_pretrained(base, **safe)
-        kind = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
-        if head is not None:
-            config.num_labels = head
-            config.pad_token_id = _pad(config, tokenizer)
-        options = {
-            **safe,
-            "config": config,
-            "dtype": dtype,
-            "use_safetensors": True,
-            "output_loading_info": True,
-        }
-        with bars(), torch.random.fork_rng(devices=[]):  # a new head is drawn from our key below
-            module, report = kind.from_pretrained(base, **options)
-    except (OSError, ValueError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f'model.source = "{base}": cannot be loaded ({line}); a folder holds {LAYOUT}'
-        ) from error
-    new = {name for name in report["missing_keys"] if head is not None and is_head(name)}
-    dropped = {name for name in report["unexpected_keys"] if head is None}
-    check_tensors(base, set(report["missing_keys"]) - new, dropped)
-    _draw(module, new, key)
-    return module, tokenizer
+    config = AutoConfig.from_pretrained(base, **safe)
+    encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+    _checked(base, encoder, head)
+    tokenizer = AutoTokenizer.from_pretrained(base, **safe)
+    kind = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
+    if head is not None:
+        config.num_labels = head
+        config.pad_token_id = _pad(config, tokenizer)
+    options = {
+        **safe,
+        "config": config,
+        "dtype": dtype,
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are in the report, which we refuse by
+    }
+    module, report = kind.from_pretrained(base, **options)
+    return module, tokenizer, report
 
 
 def is_head(name: str) -> bool:

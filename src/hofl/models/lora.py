@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hofl.core.keys import Key
 from hofl.errors import ModelError
+from hofl.models.frozen import frozen_sha256
 from hofl.models.hooks import replaced, same, scored
 from hofl.models.load import is_head, load, output_embedding
 
@@ -31,6 +33,19 @@ _DEFAULTS = (
     ("query_key_value",),
     ("qkv_proj",),
 )
+
+
+_README = {
+    "peft": """# LoRA adapter trained by hofl
+
+It belongs on the base model `{base}`, whose frozen weights have the SHA-256 (as hofl hashes them)
+`{base_sha256}`.
+
+`base_model_name_or_path` in `adapter_config.json` is where that base was on the machine of the export;
+elsewhere, load the base yourself and give it to `peft.PeftModel.from_pretrained(base, folder)`.
+""",
+    "full": "# Model trained by hofl\n\nIt was trained from `{base}` and needs no other weights.\n",
+}
 
 
 def default_targets(module: nn.Module) -> tuple[str, ...]:
@@ -148,35 +163,64 @@ def export(
 ) -> dict[str, Any]:
     """Save adapters (PEFT) or, without adapters, the whole model; then reload and compare elsewhere.
 
-    A fresh process loads the base and the export and runs ``inputs``; only then is success reported.
+    A fresh process loads the base and the export and runs ``inputs``; only then does ``folder`` appear.
+    Until then it is called ``<folder>.partial``, which is removed on failure. Beside the weights are
+    ``hofl.json`` and ``README.md``, which name the base.
 
     Args:
         module: the trained module.
-        folder: is made.
+        folder: is made; nothing, or an empty folder, may be there.
         facts: ``Loaded.facts`` of the base.
         inputs: a batch of the task.
         tokenizer: saved beside a whole model.
 
     Returns:
-        ``kind`` ("peft" or "full"), ``folder``, ``difference`` (largest of the logits).
+        ``kind`` ("peft" or "full"), ``folder``, ``difference`` (largest of the logits), ``base``
+        (the source of the model below the adapters) and, of adapters, ``base_sha256`` of its weights.
 
     Raises:
         ModelError: the module cannot be saved, or what was saved computes something else.
+        OSError: it cannot be written.
     """
     if not hasattr(module, "save_pretrained"):
         raise ModelError(f"{type(module).__name__} is no Hugging Face model: export knows only those")
+    place = folder.resolve()  # "." has no name to add to
+    partial = place.with_name(place.name + ".partial")
+    if partial.exists():
+        shutil.rmtree(partial)  # of an export that was killed
+    told = {"kind": "full", "base": facts["source"]}
+    if hasattr(module, "get_base_model"):
+        told |= {"kind": "peft", "base_sha256": frozen_sha256(module)}
+    try:
+        _save(module, partial, facts, tokenizer)
+        _describe(partial, told)
+        difference = _verify(module, partial, facts, inputs)
+        if place.exists():
+            place.rmdir()
+        partial.rename(place)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return {**told, "folder": str(folder), "difference": difference}
+
+
+def _save(module: nn.Module, folder: Path, facts: Mapping[str, Any], tokenizer: Any) -> None:
     saved: Any = module
-    adapters = saved.peft_config if hasattr(module, "get_base_model") else None
     values = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-    if adapters:
-        adapters["default"].base_model_name_or_path = facts["base"]
+    if hasattr(module, "get_base_model"):
+        # What PEFT loads by itself: for a package or a GGUF file that is a folder of this machine
+        saved.peft_config["default"].base_model_name_or_path = facts["base"]
         saved.save_pretrained(str(folder), state_dict=values, save_embedding_layers=False)
-    else:
-        saved.save_pretrained(str(folder), state_dict=values)
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(str(folder))
-    difference = _verify(module, folder, facts, inputs)
-    return {"kind": "peft" if adapters else "full", "folder": str(folder), "difference": difference}
+        return
+    saved.save_pretrained(str(folder), state_dict=values)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(str(folder))
+
+
+def _describe(folder: Path, told: Mapping[str, str]) -> None:
+    """Say in the folder, for a program and for a reader, which base its weights belong to."""
+    Path(folder, "hofl.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    Path(folder, "README.md").write_text(_README[told["kind"]].format(**told), encoding="utf-8")
 
 
 def logits_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -199,10 +243,12 @@ def _verify(module: nn.Module, folder: Path, facts: Mapping[str, Any], inputs: M
         )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ModelError(f"the export in {folder} cannot be loaded again: {reason}")
+        raise ModelError(f"the export cannot be loaded again and is removed: {reason}")
     difference = float(done.stdout.strip().splitlines()[-1])
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise ModelError(f"the export in {folder} computes other logits than the model, by {difference:.3g}")
+        raise ModelError(
+            f"the export computes other logits than the model, by {difference:.3g}, and is removed"
+        )
     return difference
 
 

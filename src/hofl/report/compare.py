@@ -12,7 +12,6 @@ from hofl.errors import DataError
 from hofl.report.rows import RunData, amount
 from hofl.report.tables import Table, number, seconds, size, spread
 
-LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "perplexity"})
 _NO_PART = {"seed", "run"}
 
 
@@ -68,9 +67,13 @@ def group(runs: Sequence[RunData]) -> list[Group]:
 
 
 def verdicts(groups: Sequence[Group]) -> list[str]:
-    """One sentence for each pair; no winner is named where the mean ± SD intervals overlap."""
-    metric = metric_name(groups)
-    return [_verdict(a, b, metric) for a, b in itertools.combinations(groups, 2)]
+    """One sentence for each pair; no winner is named where the mean ± SD intervals overlap.
+
+    With one seed everywhere there is nothing to say of a pair, and one sentence says so.
+    """
+    if len(groups) > 1 and not any(group.troubles or len(group.runs) > 1 for group in groups):
+        return ["no two are separable: needs two seeds or more on each side"]
+    return [_verdict(a, b) for a, b in itertools.combinations(groups, 2)]
 
 
 def metric_name(groups: Sequence[Group]) -> str:
@@ -128,11 +131,20 @@ def evaluation_examples(groups: Sequence[Group]) -> int:
 
 
 def control(of: Group, groups: Sequence[Group]) -> Group | None:
-    """The frozen-bottom control of a group: the same configuration with ``zo.estimator = "none"``."""
-    wanted = _flat(of.runs[0]) | {"zo.estimator": "none"}
-    if _flat(of.runs[0]).get("zo.estimator") in (None, "none") or wanted.get("algorithm") == "fedavg":
+    """The frozen-bottom control of a group: ``zo.estimator = "none"``, all else outside ``[zo]`` the same.
+
+    None for a control itself and where no client has a bottom.
+    """
+    flat = _flat(of.runs[0])
+    if flat.get("zo.estimator") in (None, "none") or not any(flat.get("cohort.boundaries", ())):
         return None
-    return next((g for g in groups if _flat(g.runs[0]) == wanted), None)
+    frozen = [g for g in groups if _flat(g.runs[0]).get("zo.estimator") == "none"]
+    return next((g for g in frozen if _unprobed(_flat(g.runs[0])) == _unprobed(flat)), None)
+
+
+def _unprobed(flat: dict[str, Any]) -> dict[str, Any]:
+    """What is not about probes: a frozen bottom has no use for ``[zo]``."""
+    return {key: value for key, value in flat.items() if not key.startswith("zo.")}
 
 
 def _require_same_data(runs: Sequence[RunData]) -> None:
@@ -171,11 +183,14 @@ _SAME_SEED: dict[str, Callable[[RunData], Any]] = {
 
 
 def _identity(run: RunData) -> str:
-    return json.dumps({k: v for k, v in run.config.items() if k not in _NO_PART}, sort_keys=True)
+    return json.dumps(_flat(run), sort_keys=True)
 
 
 def _flat(run: RunData) -> dict[str, Any]:
-    """The configuration by dotted key, without what is no part of a group's identity."""
+    """The configuration by dotted key, without what is no part of a group's identity.
+
+    What ``[zo.optimizer]`` has in common with ``[optimizer]`` is left out: it says nothing new.
+    """
     flat: dict[str, Any] = {}
 
     def _walk(prefix: str, value: Any) -> None:
@@ -186,7 +201,7 @@ def _flat(run: RunData) -> dict[str, Any]:
             flat[prefix] = value
 
     _walk("", {k: v for k, v in run.config.items() if k not in _NO_PART})
-    return flat
+    return {k: v for k, v in flat.items() if not k.startswith("zo.optimizer.") or flat.get(k[3:]) != v}
 
 
 def _labels(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
@@ -203,10 +218,10 @@ def _labels(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
 
 
 def _name(flat: dict[str, Any]) -> str:
-    if flat.get("algorithm") == "fedavg":
-        return "fedavg"
-    boundaries = ",".join(str(b) for b in flat.get("cohort.boundaries", ()))
-    return f"{flat.get('algorithm', '?')} {flat.get('zo.estimator', '?')} b={boundaries or '?'}"
+    boundaries = flat.get("cohort.boundaries", ())
+    name = str(flat.get("algorithm", "?"))
+    shown = ",".join(map(str, boundaries))
+    return f"{name} {flat.get('zo.estimator', '?')} b={shown}" if any(boundaries) else name
 
 
 def _short(value: Any) -> str:
@@ -231,13 +246,13 @@ def _scale(groups: Sequence[Group]) -> str:
     return f"{n} evaluation examples, one is {1 / n:.4f}" if n else "no run has finished"
 
 
-def _verdict(a: Group, b: Group, metric: str) -> str:
+def _verdict(a: Group, b: Group) -> str:
     pair = f"{a.label} / {b.label}"
     if a.troubles or b.troubles:
         return f"{pair}: not separable: {', '.join(sorted({*a.troubles, *b.troubles}))}"
     if a.mean is None or b.mean is None or a.sd is None or b.sd is None:
         return f"{pair}: not separable: needs two seeds or more on each side"
-    best, other = (a, b) if (a.mean > b.mean) != (metric in LOWER_IS_BETTER) else (b, a)
+    best, other = (a, b) if a.mean > b.mean else (b, a)
     if abs(a.mean - b.mean) <= a.sd + b.sd:
         return f"{pair}: not separable: their mean ± SD intervals overlap"
     gap = f"by {abs(a.mean - b.mean):.3f}; their mean ± SD intervals do not overlap"

@@ -30,9 +30,6 @@ def curve(run: RunData, against: str, metric: str) -> tuple[list[float], list[fl
         places = [float(row.get(against) or 0) for row in run.rows]
     measured = [(row.get("metrics") or {}).get(metric) for row in run.rows]
     found = [(x, float(y)) for x, y in zip(places, measured, strict=True) if y is not None]
-    start = (run.summary or {}).get("zero_shot")
-    if found and found[0][0] > 0 and start is not None:
-        found.insert(0, (0.0, float(start)))
     return [x for x, _ in found], [y for _, y in found]
 
 

@@ -2,8 +2,9 @@
 """What a run folder says, read back: configuration, manifest, one row a round, the summary."""
 
 import json
+import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from hofl.errors import DataError
 
 Row = dict[str, Any]
+Reader = Callable[[Path], Iterable[Row]]
+"""The rows of a ``rounds.jsonl``, checked."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class RunData:
         folder: where it is.
         config: the resolved configuration, as nested dictionaries.
         manifest: versions, fingerprints, mode.
-        rows: one object a round, in order; a torn last line is left out.
+        rows: one object a round, in order.
         summary: the totals, None while the run is unfinished.
     """
 
@@ -46,13 +49,23 @@ class RunData:
         return int(self.config.get("seed", 0))
 
 
-def read_run(folder: str | Path) -> RunData:
+def read_run(folder: str | Path, read_rows: Reader) -> RunData:
     """Read a run folder.
 
+    Args:
+        folder: where it is.
+        read_rows: the runtime's reader, which this layer does not know.
+
     Raises:
-        DataError: it is no run folder, or one of its files is not what it should be.
+        HoflError: it is no run folder, or one of its files is not readable or not what it should be.
     """
-    path = Path(folder)
+    try:
+        return _read_run(Path(folder), read_rows)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from None
+
+
+def _read_run(path: Path, read_rows: Reader) -> RunData:
     if not (path / "config.toml").is_file():
         raise DataError(f"{path} is no run folder: it has no config.toml; give a folder written by hofl run")
     try:
@@ -64,27 +77,25 @@ def read_run(folder: str | Path) -> RunData:
         config=config,
         manifest=_read_object(path / "manifest.json") or {},
         rows=tuple(read_rows(path / "rounds.jsonl")),
-        summary=_read_object(path / "summary.json"),
+        summary=_summary(path / "summary.json"),
     )
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a ``rounds.jsonl``; a torn last line (a power cut) is left out.
+def _summary(path: Path) -> dict[str, Any] | None:
+    """The totals; those of a finished run have a metric."""
+    found = _read_object(path)
+    if found is None:
+        return None
+    metric = found.get("metric")
+    given: dict[str, Any] = metric if isinstance(metric, dict) else {}
+    named = isinstance(given.get("name"), str) and _finite(given.get("n", 0))
+    if not named or (found.get("status", "done") == "done" and not _finite(given.get("value"))):
+        raise DataError(f"{path} is damaged: a finished run has a metric with a name, a value and a count")
+    return found
 
-    Raises:
-        DataError: a line before the last is no JSON object.
-    """
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().splitlines()
-    rows: list[Row] = []
-    for number, line in enumerate(lines, 1):
-        row = _parse(line)
-        if row is None and number < len(lines):
-            raise DataError(f"{path}:{number}: is no JSON object; the file is damaged")
-        if row is not None:
-            rows.append(row)
-    return rows
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def cumulative(rows: Sequence[Row], key: str) -> list[float]:
@@ -103,19 +114,14 @@ def amount(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _parse(line: bytes) -> Row | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object, None where there is no such file."""
     if not path.is_file():
         return None
-    value = _parse(path.read_bytes())
-    if value is None:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
         raise DataError(f"{path} is damaged: it is no JSON object")
     return value

@@ -17,8 +17,12 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
-def storage(folder: Path) -> Iterator[None]:
+def storage(folder: Path, advice: str) -> Iterator[None]:
     """Turn a full disk, a missing right or a locked ledger into one line that says what to do.
+
+    Args:
+        folder: what is read or written.
+        advice: what holds after a failure and what to do, such as ``nothing is lost: mend this``.
 
     Raises:
         HoflError: an operation inside failed.
@@ -28,10 +32,10 @@ def storage(folder: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if "locked" in why:
-            why = "another process is writing to this run"
-        raise HoflError(
-            f"{folder}: {why}; what was saved before is untouched: mend this, then resume"
-        ) from error
+            raise HoflError(
+                f"{folder}: another process is writing to this run; wait until it ends"
+            ) from error
+        raise HoflError(f"{folder}: {why}; {advice}") from error
 
 
 def write_synced(descriptor: int, data: bytes) -> None:

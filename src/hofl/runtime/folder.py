@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import torch
 
 from hofl.core.directions import RNG_ID
 from hofl.errors import ConfigError, RecordError
-from hofl.runtime import files
+from hofl.runtime import files, prints
 from hofl.runtime.rows import finite
+from hofl.runtime.start import CONFIG as CONFIG
+from hofl.runtime.start import refuse_folder
 from hofl.tasks.base import Task
 
-CONFIG, MANIFEST, ROWS, SUMMARY = "config.toml", "manifest.json", "rounds.jsonl", "summary.json"
+MANIFEST, ROWS, SUMMARY = "manifest.json", "rounds.jsonl", "summary.json"
 LEDGER, CHECKPOINT = "ledger.sqlite", "checkpoint"
 INITIAL, FINAL = "initial.safetensors", "final.safetensors"
 
@@ -45,7 +47,8 @@ class Settings:
         radius: of the probes where there is one, for the warning.
         ledger: "full", or "scalars" to leave out weights (then no replay).
         attempts: how often a round below the quorum is tried, each time with a fresh cohort.
-        divergence: a round's loss above this many times the loss before training ends the run.
+        divergence: a round's loss above this many times the loss before training, or a guess's loss
+            if that is more, ends the run.
     """
 
     algorithm: str
@@ -72,14 +75,10 @@ def open_folder(folder: Path, config: str, resume: bool) -> None:
     Raises:
         ConfigError: a new run in a folder that holds anything, nothing to resume, or another configuration.
     """
-    stored = folder / CONFIG
+    refuse_folder(folder, resume)
     if resume:
-        if not stored.is_file():
-            raise ConfigError(f"{folder}: nothing to resume, it has no {CONFIG}; start it without --resume")
-        _require_same(folder, stored.read_text(encoding="utf-8"), config)
+        _require_same(folder, (folder / CONFIG).read_text(encoding="utf-8"), config)
         return
-    if folder.exists() and (not folder.is_dir() or any(f.suffix != ".partial" for f in folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not empty; give another --out, or --resume it")
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
 
@@ -112,42 +111,73 @@ def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + name, value
 
 
-def write_manifest(folder: Path, settings: Settings, task: Task, first: int) -> None:
-    """Write the manifest, or on resume check its fingerprints and add this session to it.
+def session_of(
+    folder: Path, found: Mapping[str, str], device: torch.device, first: int, warn: Callable[[str], None]
+) -> list[Any]:
+    """The sessions in the manifest, if there is one, and this process's after them.
+
+    Args:
+        folder: the run folder.
+        found: the fingerprints of what is here.
+        device: the model's.
+        first: the first round of this session.
+        warn: told where threads or device are not the last session's.
+
+    Raises:
+        RecordError: the manifest is damaged, or the run was started with other trainables, data or weights.
+    """
+    here = hardware(device)
+    session = {"first_round": first, "versions": versions(), "hardware": here}
+    if not (folder / MANIFEST).exists():
+        return [session]
+    manifest = read_manifest(folder)
+    prints.require_same(folder, manifest["fingerprints"], found, "give it back, or start a new folder")
+    for what in ("threads", "device", "accelerator") if manifest["sessions"] else ():
+        was, now = manifest["sessions"][-1]["hardware"].get(what), here[what]
+        if was != now:
+            warn(
+                f"{what}: {was} in the last session, {now} in this: sums may round otherwise, so the rounds "
+                "to come may differ in their last bits from those of a run that was never stopped"
+            )
+    return [*manifest["sessions"], session]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, with the parts that are read again checked: ``fingerprints`` and ``sessions``.
+
+    Raises:
+        RecordError: it is missing or damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        sound = isinstance(manifest["fingerprints"], dict)
+        sound &= all(isinstance(session["hardware"], dict) for session in manifest["sessions"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path}: missing or damaged: {type(error).__name__}") from error
+    if not sound:
+        raise RecordError(f"{path}: damaged: its fingerprints are no table")
+    return manifest
+
+
+def write_manifest(
+    folder: Path, settings: Settings, task: Task, found: Mapping[str, str], sessions: list[Any]
+) -> None:
+    """Replace the manifest: what the run is, and every process that worked on it, this one last.
 
     Args:
         folder: the run folder.
         settings: the run's.
-        task: its model and data are fingerprinted, its facts included.
-        first: the first round of this session.
-
-    Raises:
-        RecordError: the manifest is damaged, or the run was started on another layout or other data.
+        task: its facts are told, without paths of this machine.
+        found: its fingerprints.
+        sessions: from :func:`session_of`.
     """
-    path = folder / MANIFEST
-    prints = {"layout": task.model.layout.fingerprint, "data": task.fingerprint}
-    sessions = _earlier_sessions(path, prints) if path.exists() else []
-    session = {"first_round": first, "versions": versions(), "hardware": hardware(task.model.device)}
     told = ("mode", "algorithm", "model", "dtype", "seed", "labels_at", "leaves_device")
-    facts = {name: getattr(settings, name) for name in told}
-    facts |= {"task": task.name, "fingerprints": prints, "rng": RNG_ID, "facts": finite(task.facts)}
-    write_json(
-        path, {**facts, **{k: session[k] for k in ("versions", "hardware")}, "sessions": [*sessions, session]}
-    )
-
-
-def _earlier_sessions(path: Path, prints: Mapping[str, str]) -> list[Any]:
-    try:
-        old = json.loads(path.read_bytes())
-        stored, sessions = old["fingerprints"], list(old["sessions"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path}: damaged: {error!r}") from error
-    for what, value in prints.items():
-        if stored.get(what) != value:
-            raise RecordError(
-                f"{path.parent}: the {what} is not what this run was started with; start a new folder"
-            )
-    return sessions
+    facts = {name: prints.at_home(getattr(settings, name)) for name in told}
+    facts |= {"task": task.name, "fingerprints": dict(found), "rng": RNG_ID}
+    facts |= {"facts": finite(prints.portable(task.facts))}
+    facts |= {name: sessions[-1][name] for name in ("versions", "hardware")}
+    write_json(folder / MANIFEST, {**facts, "sessions": sessions})
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ from hofl.core.record import Record
 from hofl.errors import RecordError
 from hofl.runtime import checkpoint
 from hofl.runtime.files import storage
-from hofl.runtime.rows import read_rows
+from hofl.runtime.rows import LOST, read_rows
 
 FORMAT = "hofl-ledger-1"
 MODES = ("full", "scalars")
@@ -42,9 +42,12 @@ class Ledger:
         facts = dict(self._all("SELECT name, value FROM meta"))
         if facts.get("format") != FORMAT or facts.get("mode") not in MODES:
             raise RecordError(f"{path}: not a ledger of format {FORMAT}")
+        if "algorithm" not in facts:
+            raise RecordError(f"{path}: it does not name its algorithm: it is of another hofl")
         if facts.get("rng") != RNG_ID:
             raise RecordError(f"{path}: its directions are '{facts.get('rng')}', this hofl makes '{RNG_ID}'")
         self.mode: str = facts["mode"]
+        self.algorithm: str = facts["algorithm"]
 
     def _all(self, query: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]
         try:
@@ -96,6 +99,20 @@ class Ledger:
             raise RecordError(f"{self.path}: round {round} has {len(found)} of its {count[0][0]} entries")
         return tuple(Entry(c, Record.from_bytes(plan), Record.from_bytes(reply)) for c, plan, reply in found)
 
+    def require(self, last: int) -> None:
+        """Check that rounds ``1 .. last`` are there, each with all its entries.
+
+        Raises:
+            RecordError: one is not; the message names the first.
+        """
+        whole = "(SELECT count(*) FROM entries e WHERE e.round = r.round) = r.clients"
+        found = {number for (number,) in self._all(f"SELECT round FROM rounds r WHERE {whole}")}
+        if missing := next((number for number in range(1, last + 1) if number not in found), 0):
+            raise RecordError(
+                f"{self.path}: round {missing} is missing or not whole, the checkpoint is of round {last}; "
+                f"{LOST}"
+            )
+
     def truncate(self, last: int) -> None:
         """Drop every round after ``last``."""
         self._connection.execute("BEGIN IMMEDIATE")
@@ -108,11 +125,11 @@ class Ledger:
         self._connection.close()
 
 
-def create(path: Path, mode: str) -> Ledger:
-    """Open for writing, made if absent; ``mode`` is settled when it is made.
+def create(path: Path, mode: str, algorithm: str) -> Ledger:
+    """Open for writing, made if absent; mode and the algorithm's name are settled when it is made.
 
     Raises:
-        RecordError: it is no ledger, or of another mode.
+        RecordError: it is no ledger, or of another mode or algorithm.
         sqlite3.Error: it cannot be written, or another process has it.
     """
     _refuse_foreign(path)
@@ -121,11 +138,13 @@ def create(path: Path, mode: str) -> Ledger:
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}")
         connection.executescript(f"BEGIN EXCLUSIVE;{_TABLES}COMMIT;")
-        facts = {"format": FORMAT, "mode": mode, "rng": RNG_ID}
+        facts = {"format": FORMAT, "mode": mode, "algorithm": algorithm, "rng": RNG_ID}
         connection.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", facts.items())
         ledger = Ledger(path, connection)
         if ledger.mode != mode:
             raise RecordError(f'{path}: it was made with run.ledger = "{ledger.mode}", not "{mode}"')
+        if ledger.algorithm != algorithm:
+            raise RecordError(f'{path}: it was made with algorithm = "{ledger.algorithm}", not "{algorithm}"')
     except BaseException:
         connection.close()
         raise
@@ -144,7 +163,7 @@ def read(path: Path) -> Ledger:
     _refuse_foreign(path)
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=1.0)
     try:
-        with storage(path.parent):
+        with storage(path.parent, "the run is as it was: mend this, then replay again"):
             connection.execute("PRAGMA query_only=ON")
             connection.execute("SELECT 1 FROM sqlite_master").fetchall()
         return Ledger(path, connection)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hofl.algorithms.base import Action, Call, Replies
 from hofl.core.record import Record
-from hofl.errors import ClientError
+from hofl.errors import ClientError, HoflError, RecordError
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task
 
@@ -32,9 +32,10 @@ MESSAGE_LIMIT = 2000
 def local_call(task: Task, actions: Mapping[str, Action], meter: Meter | None = None) -> Call:
     """A call that runs the clients in order of their number.
 
-    A client that raises, or whose reply is no record, is absent from the replies and explained;
-    an interrupt passes through. A client that took longer than the deadline is absent as late:
-    clients share this process, so its time is its own, not that of those before it.
+    A client that raises, or whose reply is no record, is absent from the replies and explained. An
+    interrupt passes through, and so does the error of a setting or model that serves no client. One
+    that took longer than the deadline is absent as late: clients share this process, so its time is
+    its own, not that of those before it.
 
     Args:
         task: passed to every action; its model serves all clients.
@@ -53,6 +54,8 @@ def local_call(task: Task, actions: Mapping[str, Action], meter: Meter | None = 
             try:
                 replies.records[client] = _answer(act, task, blob, deadline, counted)
             except Exception as error:  # any failure of a client is its own, never the run's
+                if isinstance(error, HoflError) and not isinstance(error, RecordError):
+                    raise  # the user's to mend, and the same for every client
                 replies.failures[client] = explain(error)
         return replies
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from hofl.algorithms.base import Algorithm, Call, Outcome, RoundVoid
 from hofl.core.record import Record
-from hofl.errors import ConfigError, DataError, RunFailed
-from hofl.runtime import checkpoint, folder, ledger, totals
+from hofl.errors import ConfigError, DataError, RecordError, RunFailed
+from hofl.runtime import checkpoint, files, folder, ledger, prints, totals
 from hofl.runtime.files import storage
 from hofl.runtime.folder import Settings
 from hofl.runtime.memory import peak_bytes, reset_peak
 from hofl.runtime.meter import Meter, metered
-from hofl.runtime.rows import Row, append_row, truncate_rows
+from hofl.runtime.rows import LOST, Row, append_row, kept_rows, read_rows
 from hofl.tasks.base import Task
 from hofl.tasks.files import CLIENT_ID
 
@@ -75,10 +75,15 @@ def run(parts: Parts, where: Path, settings: Settings, *, resume: bool = False) 
     """
     if bad := [c for c in parts.task.clients if not CLIENT_ID.fullmatch(c)]:
         raise DataError(f"client id {bad[0]!r} is not 1 to 64 of A-Z a-z 0-9 _ -; rename it")
-    with storage(where):
+    with storage(where, _MEND_RESUME if resume else _MEND_START):
         folder.open_folder(where, settings.config, resume)
         session = _Session(parts, where, settings)
     return session.rows()
+
+
+_MEND_START = "no round was run: mend this, then run it again, with --resume if the folder has a config.toml"
+_MEND_RESUME = "what was saved before is untouched: mend this, then resume again"
+_MEND_ROUND = "what was saved before is untouched: mend this, then: hofl run --resume this folder"
 
 
 class _Session:
@@ -92,15 +97,27 @@ class _Session:
         self.round, self.totals, self.saving = -1, totals.Totals(), 0.0
         self.warned = False
         self.state = self.algorithm.init(self.task.model.read())
-        self.ledger = ledger.create(where / folder.LEDGER, settings.ledger)
-        try:
+        self._require_files()
+        self.ledger = ledger.create(where / folder.LEDGER, settings.ledger, settings.algorithm)
+        try:  # the ledger's lock is held from here on
+            self._load()
             self._restore()
         except BaseException:
             self.ledger.close()
             raise
 
-    def _restore(self) -> None:
-        """Go to the checkpoint, cut rows and ledger back to it, and note the session."""
+    def _require_files(self) -> None:
+        """A run past its start has all its files; a new ledger in the place of a lost one would hide that."""
+        there = {path.name for path in self.where.iterdir()}
+        started = folder.CHECKPOINT in there
+        if not started and any(row["round"] > 0 for row in read_rows(self.where / folder.ROWS)):
+            raise RecordError(f"{self.where / folder.CHECKPOINT}: missing, but rounds were run; {LOST}")
+        for name in (folder.LEDGER, folder.ROWS, folder.INITIAL, folder.MANIFEST) if started else ():
+            if name not in there:
+                raise RecordError(f"{self.where / name}: missing, but the run has a checkpoint; {LOST}")
+
+    def _load(self) -> None:
+        """Go to the checkpoint, if there is one."""
         saved = self.where / folder.CHECKPOINT
         if saved.exists() or saved.is_symlink():
             self.state, facts = checkpoint.load(saved, self.state)
@@ -109,11 +126,19 @@ class _Session:
             raise ConfigError(
                 f"rounds = {self.settings.rounds}, but {self.round} are done; give {self.round} or more"
             )
-        folder.write_manifest(self.where, self.settings, self.task, self.round + 1)
-        truncate_rows(self.where / folder.ROWS, self.round)
+
+    def _restore(self) -> None:
+        """Check all that is there, and only then cut rows and ledger back and note the session."""
+        found = prints.fingerprints(self.task)
+        sessions = folder.session_of(self.where, found, self.device, self.round + 1, self.warn)
+        rows = kept_rows(self.where / folder.ROWS, self.round)
+        self.ledger.require(self.round)
+        folder.write_manifest(self.where, self.settings, self.task, found, sessions)
+        for name in (folder.SUMMARY, folder.FINAL):  # of a run that had ended: it goes on
+            (self.where / name).unlink(missing_ok=True)
+        files.replace(self.where / folder.ROWS, rows)
         self.ledger.truncate(max(self.round, 0))
         folder.write_config(self.where, self.settings.config)
-        (self.where / folder.SUMMARY).unlink(missing_ok=True)
         if self.round < 0:
             layout = {"layout": self.task.model.layout.to_json()}
             checkpoint.save(self.where / folder.INITIAL, self.state, layout)
@@ -136,7 +161,8 @@ class _Session:
         begun, number = time.perf_counter(), self.round + 1
         cohort, outcome, failures = self._attempt(number)
         busy = time.perf_counter() - begun
-        why = totals.divergence(outcome, self.totals.start_loss, self.settings.divergence)
+        classes = max(1, len(self.task.facts.get("labels", ())))
+        why = totals.divergence(outcome, self.totals.start_loss, self.settings.divergence, classes)
         if why is None and not checkpoint.is_finite(outcome.state):
             why = "its state has non-finite values"
         if why is not None:
@@ -168,7 +194,7 @@ class _Session:
         number, begun = self.round + 1, time.perf_counter()
         metrics = self._evaluate(outcome.state) if self._is_due(number) else None
         evaluated = time.perf_counter()
-        with storage(self.where):
+        with storage(self.where, _MEND_ROUND):
             if number:
                 self.ledger.append(number, outcome.entries)
             sha = checkpoint.state_sha256(outcome.state)
@@ -219,7 +245,7 @@ class _Session:
         """End the run at the last checkpoint; the lost round has a row, for the eye, and no ledger entry."""
         row = self._row(cohort, outcome, failures, (busy, 0.0, self.saving))
         row |= {"diverged": why, "state_sha256": None}
-        with storage(self.where):
+        with storage(self.where, _MEND_ROUND):
             append_row(self.where / folder.ROWS, row)
         self.totals.add(row)
         self._end("diverged", row["round"], f"diverged: {why}")
@@ -244,7 +270,7 @@ class _Session:
         if ending["status"] == "done" and self.totals.measured.get("round") != self.round:
             self.totals.measured = self._evaluate(self.state) | {"round": self.round}
         self.task.model.write(checkpoint.vector_of(self.state))
-        with storage(self.where):
+        with storage(self.where, _MEND_ROUND):
             final = self.where / folder.FINAL
             sha = checkpoint.save_final(final, self.state, self.task.model.layout, self.round)
             ended = totals.summary(self.settings, self.task.name, self.totals, self.round, sha, ending)

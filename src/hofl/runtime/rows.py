@@ -15,6 +15,9 @@ Row = dict[str, Any]
 LINE_LIMIT = 16_000_000
 """Bytes of one line."""
 
+LOST = "put it back from a copy, or start a new folder"
+"""What to do about a file of a run that is gone or short."""
+
 
 def finite(value: Any) -> Any:
     """``value`` with every non-finite number in it replaced by None: strict JSON has no NaN."""
@@ -60,8 +63,8 @@ def _parse(path: Path, number: int, line: bytes) -> Row:
     return row
 
 
-def truncate_rows(path: Path, last: int) -> None:
-    """Keep the first row of each of rounds ``0 .. last`` (none if ``last`` is -1) and nothing else.
+def kept_rows(path: Path, last: int) -> bytes:
+    """The first row of each of rounds ``0 .. last`` (none if ``last`` is -1), as a file's contents.
 
     Raises:
         RecordError: one of them is missing.
@@ -72,6 +75,6 @@ def truncate_rows(path: Path, last: int) -> None:
             kept.setdefault(row["round"], json.dumps(row, allow_nan=False).encode() + b"\n")
     if missing := [number for number in range(last + 1) if number not in kept]:
         raise RecordError(
-            f"{path}: the row of round {missing[0]} is missing, the checkpoint is of round {last}"
+            f"{path}: the row of round {missing[0]} is missing, the checkpoint is of round {last}; {LOST}"
         )
-    files.replace(path, b"".join(kept[number] for number in range(last + 1)))
+    return b"".join(kept[number] for number in range(last + 1))

@@ -94,17 +94,20 @@ def make_row(number: int, cohort: list[int], outcome: Outcome, seen: int, extra:
     return row
 
 
-def divergence(outcome: Outcome, start: float | None, factor: float) -> str | None:
+def divergence(outcome: Outcome, start: float | None, factor: float, classes: int = 1) -> str | None:
     """Why a round counts as diverged by its loss, or None.
 
     The loss is held against ``start``, the evaluation before training and not the first round's
-    loss: a learning rate far too high has blown that one up already.
+    loss: a learning rate far too high has blown that one up already. It is held against the loss
+    of a guess among ``classes`` where that is more: a model may start with hardly any loss.
     """
     loss = outcome.row.get("loss")
     if loss is not None and not math.isfinite(loss):
         return f"its loss is {loss}"
-    if loss is not None and start is not None and loss > factor * start:
-        return f"its loss {loss:.4g} is over {factor:g} times the {start:.4g} before training"
+    guess = math.log(classes)
+    if loss is not None and start is not None and loss > factor * max(start, guess):
+        held = f"the {start:.4g} before training" if start >= guess else f"the {guess:.4g} of a guess"
+        return f"its loss {loss:.4g} is over {factor:g} times {held}"
     return None
 
 

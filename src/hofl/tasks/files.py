@@ -36,6 +36,15 @@ from hofl.tasks.readers import READERS
 Table = dict[str, list[Any]]
 """Columns by name, all of one length."""
 
+
+class MissingColumn(DataError):
+    """A table without a column that was asked for; ``column`` is its name."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 Source = str | Path | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | Any
 """A source line, or data at hand: columns, a list or map-style data set of dicts, a pandas DataFrame."""
 
@@ -86,14 +95,16 @@ def count(table: Table) -> int:
     return len(next(iter(table.values()), ()))
 
 
-def drawn(total: int, size: int, key: Key) -> list[int]:
+def drawn(total: int, size: int, key: Key, setting: str = "rows") -> list[int]:
     """``size`` of ``total`` row numbers, drawn by the key, ascending; all of them for size 0.
+
+    ``setting`` is what a message calls the size.
 
     Raises:
         ConfigError: there are fewer.
     """
     if not 0 <= size <= total:
-        raise ConfigError(f"rows = {size}: the data has {total} rows; allowed is 0 (all) to {total}")
+        raise ConfigError(f"{setting} = {size}: the data has {total} rows; allowed is 0 (all) to {total}")
     return sorted(key.permutation(total)[:size].tolist()) if size else list(range(total))
 
 
@@ -223,15 +234,14 @@ def _asked(table: Table, columns: Sequence[str], place: str) -> Table:
     """The asked columns only.
 
     Raises:
-        DataError: one is missing; lists what is there and the nearest name.
+        MissingColumn: one is missing; lists what is there and the nearest name.
     """
     for name in columns:
         if name not in table:
             near = difflib.get_close_matches(name, list(table), 1, 0.4)
             hint = f": did you mean {near[0]!a}?" if near else ""
-            raise DataError(
-                f"{place}: no column {name!a}; there are {', '.join(map(ascii, table)) or 'none'}{hint}"
-            )
+            there = ", ".join(map(ascii, table)) or "none"
+            raise MissingColumn(f"{place}: no column {name!a}; there are {there}{hint}", name)
     return {name: table[name] for name in columns}
 
 

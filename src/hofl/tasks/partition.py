@@ -7,7 +7,7 @@ example more than once, and only :func:`files` may leave a client empty.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from hofl.errors import ConfigError
 Shards = list[NDArray[np.int64]]
 Labels = NDArray[np.int64]
 
-KINDS = ("iid", "dirichlet", "by_label", "fixed_dirichlet", "files")
 TRIES = 20
 """Draws of the Dirichlet law before the smallest clients are topped up instead."""
 
@@ -48,20 +47,14 @@ class Partition:
         Raises:
             ConfigError: an unknown kind, ``files`` (needs files, not labels), or as the kind raises.
         """
-        kinds: dict[str, Callable[[], Shards]] = {
-            "iid": lambda: iid(labels, self.clients, seed=seed),
-            "dirichlet": lambda: dirichlet(labels, self.clients, self.alpha, self.minimum, seed=seed),
-            "by_label": lambda: by_label(labels, self.clients, self.labels_per_client, seed=seed),
-            "fixed_dirichlet": lambda: fixed_dirichlet(
-                labels, self.clients, self.size, self.alpha, seed=seed
-            ),
-        }
-        if self.kind not in kinds:
+        found = KINDS.get(self.kind)
+        if found is None or found.divide is None:
+            others = ", ".join(name for name, kind in KINDS.items() if kind.divide)
             raise ConfigError(
-                f"partition.kind = {self.kind!a}: allowed are {', '.join(kinds)}, "
+                f"partition.kind = {self.kind!a}: allowed are {others}, "
                 "and files for a task whose train setting is a glob"
             )
-        return kinds[self.kind]()
+        return found.divide(self, labels, seed)
 
 
 def iid(labels: Labels, clients: int, *, seed: int) -> Shards:
@@ -83,9 +76,11 @@ def dirichlet(labels: Labels, clients: int, alpha: float, minimum: int = 1, *, s
     _positive("minimum", minimum)
     _check_alpha(alpha)
     if clients * minimum > len(labels):
+        most = len(labels) // clients
+        lower = f"lower minimum to {most} or " if most else ""
         raise ConfigError(
             f"partition.minimum = {minimum} for {clients} clients needs {clients * minimum} examples and "
-            f"there are {len(labels)}: lower minimum to {len(labels) // clients} or use fewer clients"
+            f"there are {len(labels)}: {lower}use fewer clients"
         )
     pools = _pools(labels, _key(seed, 1))
     law = _key(seed, 2).generator()
@@ -152,6 +147,32 @@ def files(sizes: Sequence[int]) -> Shards:
     return check(shards, int(sum(sizes)), idle=True)
 
 
+class Kind(NamedTuple):
+    """A way to divide: what it does, in words, and its function; None where files decide, not labels."""
+
+    says: str
+    divide: Callable[[Partition, Labels, int], Shards] | None
+
+
+KINDS: dict[str, Kind] = {
+    "iid": Kind("random shards of equal size", lambda p, y, seed: iid(y, p.clients, seed=seed)),
+    "dirichlet": Kind(
+        "each class split by Dirichlet(alpha), at least minimum examples a client",
+        lambda p, y, seed: dirichlet(y, p.clients, p.alpha, p.minimum, seed=seed),
+    ),
+    "by_label": Kind(
+        "labels_per_client classes a client",
+        lambda p, y, seed: by_label(y, p.clients, p.labels_per_client, seed=seed),
+    ),
+    "fixed_dirichlet": Kind(
+        "size examples a client, class shares by Dirichlet(alpha)",
+        lambda p, y, seed: fixed_dirichlet(y, p.clients, p.size, p.alpha, seed=seed),
+    ),
+    "files": Kind("one client a file of the glob in task.train", None),
+}
+"""What ``partition.kind`` can be."""
+
+
 def check(shards: Shards, n: int, *, repeats: bool = False, idle: bool = False) -> Shards:
     """The shards as given, once they are sound: in range, each example once, nobody empty.
 
@@ -167,7 +188,7 @@ def check(shards: Shards, n: int, *, repeats: bool = False, idle: bool = False) 
     empty = [client for client, shard in enumerate(shards) if not len(shard)]
     if empty and not idle:
         raise ConfigError(
-            f"partition: client {empty[0]} would hold no example ({len(empty)} of {len(shards)} clients for "
+            f"partition.clients = {len(shards)}: client {empty[0]} would hold no example ({len(empty)} such, "
             f"{n} examples): use fewer clients or more data"
         )
     held = np.concatenate(shards) if shards else np.empty(0, dtype=np.int64)

@@ -7,7 +7,8 @@ Two steps, so that bad data fails before a model is loaded: :func:`read_text` ne
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch import Tensor
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError, ModelError
 from hofl.models.boundary import CutModel
-from hofl.tasks import partition
+from hofl.tasks import files, partition
 from hofl.tasks.base import Batch, Task, cross_entropy
-from hofl.tasks.files import Source, Table, client_tables, count, drawn, read_table, taken, text_hash
+from hofl.tasks.files import Source, Table
 from hofl.tasks.metrics import Sums, majority_class
 from hofl.tasks.templates import Template, class_ids, label_names, template
 from hofl.tasks.tokens import Encoded, encode, padded, word_tokens
@@ -85,7 +86,7 @@ def read_text(
         train_rows, evaluation_rows: draw that many rows; 0 takes all.
 
     Raises:
-        DataError, ConfigError: one line, as the parts raise.
+        DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
     """
     chosen = template(template_id)
     fields = [name.strip() for name in text.split(",")]
@@ -94,12 +95,17 @@ def read_text(
             f"task.text = {text!a}: template {chosen.id!a} needs columns for {', '.join(chosen.fields)}"
         )
     columns = [*fields, label]
-    joined, sizes, clients = _training(train, columns, fields, divided)
-    rows = drawn(sum(sizes), train_rows, Key.of(seed, "partition", 10))
-    held_out = read_table(evaluation, columns, fields)
-    scored = drawn(count(held_out), evaluation_rows, Key.of(seed, "evaluation", 0))
-    joined, held_out = taken(joined, rows), taken(held_out, scored)
-    names = label_names(chosen, joined[label])
+    with _about("task.train", fields, label):
+        joined, sizes, clients = _training(train, columns, fields, divided)
+    rows = files.drawn(sum(sizes), train_rows, Key.of(seed, "partition", 10), "task.train_rows")
+    with _about("task.evaluation", fields, label):
+        held_out = files.read_table(evaluation, columns, fields)
+    scored = files.drawn(
+        files.count(held_out), evaluation_rows, Key.of(seed, "evaluation", 0), "task.evaluation_rows"
+    )
+    joined, held_out = files.taken(joined, rows), files.taken(held_out, scored)
+    with _about("task.label", fields, label):
+        names = label_names(chosen, joined[label])
     learned = _examples(joined, fields, label, names, "task.train")
     tested = _examples(held_out, fields, label, names, "task.evaluation")
     if clients:
@@ -164,16 +170,28 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
     )
 
 
+@contextmanager
+def _about(setting: str, fields: Sequence[str], label: str) -> Iterator[None]:
+    """Begin what is said of a source, or of a column that it lacks, with the setting that names it."""
+    try:
+        yield
+    except files.MissingColumn as error:
+        named = "task.text" if error.column in fields else "task.label" if error.column == label else setting
+        raise DataError(f"{named}: {error}") from None
+    except (DataError, ConfigError) as error:
+        raise type(error)(f"{setting}: {error}") from None
+
+
 def _training(
     source: Source, columns: Sequence[str], fields: Sequence[str], divided: partition.Partition
 ) -> tuple[Table, list[int], tuple[str, ...]]:
     """All training rows, how many of them each file has, and the client ids if the files are the clients."""
     if divided.kind != "files":
-        table = read_table(source, columns, fields)
-        return table, [count(table)], ()
-    tables = client_tables(source, columns, fields)
+        table = files.read_table(source, columns, fields)
+        return table, [files.count(table)], ()
+    tables = files.client_tables(source, columns, fields)
     joined = {name: [cell for table in tables.values() for cell in table[name]] for name in columns}
-    return joined, [count(table) for table in tables.values()], tuple(tables)
+    return joined, [files.count(table) for table in tables.values()], tuple(tables)
 
 
 def _examples(table: Table, fields: Sequence[str], label: str, names: Sequence[str], where: str) -> Examples:
@@ -190,8 +208,8 @@ def _examples(table: Table, fields: Sequence[str], label: str, names: Sequence[s
 
 def _facts(chosen: Template, names: Sequence[str], train: Examples, evaluation: Examples) -> dict[str, Any]:
     """What the manifest says of the data: counts and hashes, never a text."""
-    seen = {text_hash(*row) for row in train.texts}
-    shared = sum(text_hash(*row) in seen for row in evaluation.texts)
+    seen = {files.text_hash(*row) for row in train.texts}
+    shared = sum(files.text_hash(*row) in seen for row in evaluation.texts)
     warnings = [
         f"{shared} of {len(evaluation.texts)} evaluation texts are also in the training data: the metric "
         "flatters; evaluate on other rows, or on split=rest of the same source"
