@@ -21,7 +21,7 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.replay import Step, replay_
 from hofl.runtime.memory import peak_bytes, reset_peak
 
-REPEATS = 5
+REPEATS = 3
 KEY = Key.of(1, "directions", 0, 0)
 
 
