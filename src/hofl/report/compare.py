@@ -14,6 +14,9 @@ from hofl.report.tables import Table, number, seconds, size, spread
 
 _NO_PART = {"seed", "run"}
 
+FEW_SEEDS = "not separable: needs two seeds or more on each side"
+"""How a verdict ends that cannot be given."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -72,8 +75,12 @@ def verdicts(groups: Sequence[Group]) -> list[str]:
     With one seed everywhere there is nothing to say of a pair, and one sentence says so.
     """
     if len(groups) > 1 and not any(group.troubles or len(group.runs) > 1 for group in groups):
-        return ["no two are separable: needs two seeds or more on each side"]
-    return [_verdict(a, b) for a, b in itertools.combinations(groups, 2)]
+        return [f"no pair: {FEW_SEEDS}"]
+    found = [_verdict(a, b) for a, b in itertools.combinations(groups, 2)]
+    few = [line for line in found if line.endswith(FEW_SEEDS)]
+    if len(few) <= 3:
+        return found
+    return [*(line for line in found if line not in few), f"{len(few)} other pairs: {FEW_SEEDS}"]
 
 
 def metric_name(groups: Sequence[Group]) -> str:
@@ -251,7 +258,7 @@ def _verdict(a: Group, b: Group) -> str:
     if a.troubles or b.troubles:
         return f"{pair}: not separable: {', '.join(sorted({*a.troubles, *b.troubles}))}"
     if a.mean is None or b.mean is None or a.sd is None or b.sd is None:
-        return f"{pair}: not separable: needs two seeds or more on each side"
+        return f"{pair}: {FEW_SEEDS}"
     best, other = (a, b) if a.mean > b.mean else (b, a)
     if abs(a.mean - b.mean) <= a.sd + b.sd:
         return f"{pair}: not separable: their mean ± SD intervals overlap"
