@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from families import tokens
-from gguf_files import arrays, llama, model, surroundings, write
+from gguf_files import arrays, model, surroundings, write
 from hofl.errors import ModelError
 from hofl.models import gguf
 from hofl.models.load import load
@@ -32,16 +32,7 @@ def apart(one: nn.Module, other: nn.Module) -> float:
         return float((one(**tokens()).logits - other(**tokens()).logits).abs().max())
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gguf"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tied tiny Llama's file."""
-    return llama(tmp_path_factory.mktemp("gguf"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 # --- weights

@@ -12,23 +12,13 @@ from typing import Any
 
 import pytest
 
-from gguf_files import LAYERS, arrays, llama, model, surroundings
+from gguf_files import LAYERS, arrays, model, surroundings
 from hofl.core.keys import Key
 from hofl.errors import ModelError
 from hofl.models.gguf_header import COUNT, DIMENSIONS, ITEMS, KEY, TEXT, read_header
 from hofl.models.load import load
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOFL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gguf"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tied tiny Llama's file."""
-    return llama(tmp_path_factory.mktemp("gguf"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_the_header_of_a_written_file(plain: Path) -> None:
