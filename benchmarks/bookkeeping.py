@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hofl.algorithms.base import Algorithm, Call, Entry, Outcome
+from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome
 from hofl.core.keys import Key
 from hofl.core.record import Record
 from hofl.runtime.folder import Settings
@@ -42,7 +42,7 @@ def idle() -> Algorithm:
         row: dict[str, Any] = {"loss": 1.0, "boundaries": [0] * len(cohort), "examples": 0}
         return Outcome(rebuild(state, entries), entries, row, replies.failures)
 
-    def nothing(task: Task, request: Record) -> Record:
+    def nothing(task: Task, request: Record, memory: Memory) -> Record:
         return Record({"scalars/s": np.zeros((5, 2), dtype=np.float32)}, request.values)
 
     return Algorithm(

@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from _timing import interleaved, report
 
 from hofl.algorithms.ho_fl import hybrid_step
-from hofl.build import build_task
+from hofl.build_task import build_task
 from hofl.config import load
 from hofl.core.directions import Directions
 from hofl.core.keys import Key

@@ -1,56 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to the things a run is made of: sections become plain arguments here, once."""
 
-import os
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.aggregate import Training
 from hofl.algorithms.base import Algorithm
-from hofl.algorithms.ho_fl import Probing
-from hofl.config import Config, OptimizerConfig, about, cohort_size
+from hofl.algorithms.probing import Probing, Shared
+from hofl.algorithms.split import Split
+from hofl.config import Config, OptimizerConfig, cohort_size, dump
 from hofl.core.directions import Directions
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.sampling import Policy, dimension_aware, uniform
 from hofl.errors import ConfigError
-from hofl.models.boundary import CutModel, cut
-from hofl.tasks.base import Task
-from hofl.tasks.partition import Partition
+from hofl.models.forward_mode import LossSurrogate
+from hofl.tasks.base import Batch, Task
 
 if TYPE_CHECKING:
-    from hofl.models.load import Loaded
+    pass
 
 Inputs = dict[str, torch.Tensor]
 Draw = Callable[[int, int], list[int]]
 """``draw(round, attempt)`` -> the client numbers of a cohort, ascending."""
 
-_TIERS, _MODEL, _ADAPTERS = (int.from_bytes(name, "big") for name in (b"tiers", b"model", b"adapter"))
-"""Coordinates of the streams that deal clients to tiers, draw a head and adapters; no counter is as large."""
-
-
-def device_of(setting: str) -> str:
-    """``cpu`` or ``cuda`` for ``model.device``; auto takes an accelerator where one is visible.
-
-    Raises:
-        ConfigError: cuda was asked for and this process sees none; the message says why.
-    """
-    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "is not set" if visible is None else f"is '{visible}'"
-    built = "" if torch.version.cuda else ", and this PyTorch was built without CUDA"
-    raise ConfigError(
-        f'model.device = "cuda": no CUDA device is visible to this process (CUDA_VISIBLE_DEVICES {hidden}'
-        f'{built}); use "cpu" or "auto"'
-    )
+_TIERS = int.from_bytes(b"tiers", "big")
+"""Coordinate of the stream that deals clients to tiers; no counter is as large."""
 
 
 def optimizer_of(section: OptimizerConfig) -> Optimizer:
@@ -58,112 +40,55 @@ def optimizer_of(section: OptimizerConfig) -> Optimizer:
     return Optimizer(**section.model_dump())
 
 
-def build_task(config: Config) -> Task:
-    """The clients, their data and the one model, on the device the configuration asks for.
-
-    Raises:
-        ConfigError, DataError, ModelError: one line that says what to mend.
-    """
-    return _TASKS[config.task.name](config, device_of(config.model.device))
+def pooled(config: Config, task: Task) -> Task:
+    """The task as the method sees it: one client with every example for a centralised one, else as it is."""
+    if not ALGORITHMS[config.algorithm].centralised:
+        return task
+    return replace(task, clients=("centre",), shards=[np.unique(np.concatenate(task.shards))])
 
 
-def _synthetic(config: Config, device: str) -> Task:
-    from hofl.tasks.synthetic import synthetic_task
-
-    sizes = {"rows": config.task.train_rows, "evaluation_rows": config.task.evaluation_rows}
-    return synthetic_task(
-        Partition(**config.partition.model_dump()),
-        seed=config.seed,
-        **{name: size for name, size in sizes.items() if size},
-        checkpointing=config.model.checkpointing,
-        device=device,
-    )
-
-
-def load_text(config: Config, device: str) -> "tuple[Task, Loaded]":
-    """The text task and the model it was made with; data is read first, so bad data is said at once.
-
-    Raises:
-        ConfigError, DataError, ModelError: one line that says what to mend.
-    """
-    from hofl.models.load import load, restrict_head
-    from hofl.tasks.text import read_text, text_task
-    from hofl.tasks.tokens import word_tokens
-
-    task = config.task
-    data = read_text(
-        task.train,
-        task.evaluation,
-        Partition(**config.partition.model_dump()),
-        template_id=task.template,
-        seed=config.seed,
-        text=task.text,
-        label=task.label,
-        train_rows=task.train_rows,
-        evaluation_rows=task.evaluation_rows,
-    )
-    head = len(data.names) if data.template.head else None
-    # A tiny model stands for a pretrained one: the same for every seed, so that an export finds it again.
-    key = None if config.model.source.startswith("tiny:") else Key.of(config.seed, "init", _MODEL)
-    with about("model.source"):
-        loaded = load(config.model.source, dtype=config.model.dtype, device=device, head=head, key=key)
-        if head is None:
-            restrict_head(loaded.module, word_tokens(loaded.tokenizer, data.template))
-        model = cut_of(config, loaded)
-        built = text_task(data, model, loaded.tokenizer, length=task.length, batch=config.evaluation.batch)
-    return replace(built, facts={**built.facts, "model": loaded.facts}), loaded
-
-
-def cut_of(config: Config, loaded: "Loaded") -> CutModel:
-    """The loaded model with what is to be trained chosen, cut into blocks."""
-    from hofl.models.lora import add_lora, select
-
-    module, lora = loaded.module, config.model.lora
-    if config.model.train == "lora":
-        key = Key.of(config.seed, "init", _ADAPTERS)
-        module = add_lora(module, key=key, rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
-    select(module, config.model.train)
-    return cut(module, blocks=config.model.blocks or None, checkpointing=config.model.checkpointing)
-
-
-def _text(config: Config, device: str) -> Task:
-    return load_text(config, device)[0]
-
-
-_TASKS: dict[str, Callable[[Config, str], Task]] = {"synthetic": _synthetic, "text": _text}
-
-
-def build_algorithm(
-    config: Config, layout: Layout, boundaries: Sequence[int], sizes: Sequence[int]
-) -> Algorithm:
-    """The algorithm a configuration names, over a layout, with one boundary and one shard size a client."""
+def build_algorithm(config: Config, task: Task, boundaries: Sequence[int]) -> Algorithm:
+    """The algorithm a configuration names, for a :func:`pooled` task and one boundary a client."""
     training = Training(
         seed=config.seed,
         steps=config.local.steps,
         batch=config.local.batch,
         optimizer=optimizer_of(config.optimizer),
-        sizes=tuple(sizes),
+        sizes=tuple(len(shard) for shard in task.shards),
         quorum=config.quorum,
         weighting=config.cohort.weighting,
+        run=hashlib.sha256(dump(config).encode()).hexdigest()[:16],
     )
-    zo = config.zo
-    probing = Probing(
-        zo.estimator, zo.probes, zo.radius, zo.directions, optimizer_of(config.bottom_optimizer)
+    zo, split = config.zo, config.split
+    optimizer = optimizer_of(config.bottom_optimizer)
+    return ALGORITHMS[config.algorithm].build(
+        layout=task.model.layout,
+        boundaries=boundaries,
+        training=training,
+        probing=Probing(zo.estimator or "forward", zo.probes, zo.radius, zo.directions, optimizer),
+        split=Split(task, **split.model_dump()),
+        shared=Shared(split.history, zo.average, zo.curvature, zo.curvature_floor, zo.curvature_every),
+        proximal=config.local.proximal,
     )
-    return ALGORITHMS[config.algorithm].build(layout, boundaries, training, probing)
 
 
 def probes_of(config: Config) -> int:
-    """Directions a local step probes in: 0 for the frozen control and for methods without a bottom."""
-    hybrid = ALGORITHMS[config.algorithm].hybrid
-    return config.zo.probes if hybrid and config.zo.estimator != "none" else 0
+    """Directions a local step probes in: 0 for the frozen control and for first-order methods."""
+    probing = bool(ALGORITHMS[config.algorithm].estimators)
+    return config.zo.probes if probing and config.zo.estimator != "none" else 0
 
 
 def leaves_device(config: Config) -> tuple[str, ...]:
     """What a client sends, in words."""
     method = ALGORITHMS[config.algorithm]
-    sent = method.leaves_device[-1:] if method.hybrid and not probes_of(config) else method.leaves_device
-    return (*sent, "the sum of training losses", "counts of examples")
+    sent = method.leaves_device
+    if method.estimators and not probes_of(config):
+        sent = sent[-1:] if method.boundary == "each" else tuple(s for s in sent if "scalars" not in s)
+    return (
+        (*sent, "counts of examples")
+        if method.split
+        else (*sent, "the sum of training losses", "counts of examples")
+    )
 
 
 def check_probes(config: Config, task: Task, boundaries: Sequence[int], inputs: Inputs) -> None:
@@ -179,7 +104,16 @@ def check_probes(config: Config, task: Task, boundaries: Sequence[int], inputs: 
         ConfigError: more probes than a family has directions.
         ModelError: ``tangent`` on a model without forward-mode rules.
     """
-    count, layout = probes_of(config), task.model.layout
+    count, layout, method = probes_of(config), task.model.layout, ALGORITHMS[config.algorithm]
+    if count and not method.hybrid:
+        Directions(Key(0, 0), config.zo.directions, count, layout.size)
+        if config.zo.estimator == "tangent":
+            targets = torch.zeros(
+                len(inputs[next(iter(inputs))]), dtype=torch.int64, device=task.model.device
+            )
+            loss = task.loss_on(Batch(inputs, targets))
+            LossSurrogate(task.model, inputs, loss).tangents(torch.zeros(1, layout.size))
+        return
     cuts = [b for b in sorted(set(boundaries)) if count and layout.bottom_size(b)]
     for boundary in cuts:
         Directions(Key(0, 0), config.zo.directions, count, layout.bottom_size(boundary))
@@ -197,13 +131,16 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
     Raises:
         ConfigError: none is given, one is outside ``0 .. L``, or a list does not fit the clients.
     """
-    given, allowed = config.cohort.boundaries, f"0..{layout.blocks}, the blocks of this model"
-    if not ALGORITHMS[config.algorithm].hybrid:
+    method = ALGORITHMS[config.algorithm]
+    if not method.hybrid:
         return (0,) * clients
+    low, high = (1, layout.blocks - 1) if method.split else (0, layout.blocks)
+    given, allowed = config.cohort.boundaries, f"{low}..{high} of the {layout.blocks} blocks of this model"
+    allowed += f", since {method.name} needs both halves" if method.split else ""
     if not given:
         raise ConfigError(f"cohort.boundaries is missing; name one number a tier, each in {allowed}")
     for boundary in given:
-        if not 0 <= boundary <= layout.blocks:
+        if not low <= boundary <= high:
             raise ConfigError(f"cohort.boundaries = {list(given)}: {boundary} is outside {allowed}")
     if config.cohort.assign == "listed":
         if len(given) != clients:
@@ -220,7 +157,7 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
 
 
 def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], sizes: list[int]) -> Policy:
-    """Selection shares over the clients that hold data: dimension-aware for hybrid methods, else uniform.
+    """Selection shares over the clients that hold data: dimension-aware for HO-FL, else uniform.
 
     Args:
         config: its cohort, probes and seed.
@@ -238,7 +175,7 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
     cohort = cohort_size(config.cohort.size, len(able))
     if config.quorum > cohort:
         raise ConfigError(f"quorum = {config.quorum}: must be at most the cohort, {cohort} clients")
-    if not ALGORITHMS[config.algorithm].hybrid:
+    if ALGORITHMS[config.algorithm].boundary != "each":
         return uniform(len(able), cohort)
     scores = [layout.bottom_size(boundaries[i]) / config.zo.probes for i in able]
     return dimension_aware(scores, cohort, config.cohort.preference, Key.of(config.seed, "tie_break"))

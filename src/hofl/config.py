@@ -13,8 +13,9 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hofl.checks import cohort_size
 from hofl.errors import ConfigError, HoflError
-from hofl.schema import Config, OptimizerConfig, cohort_size
+from hofl.schema import Config, OptimizerConfig
 
 __all__ = ["Config", "OptimizerConfig", "about", "cohort_size", "dump", "load", "parse", "placed"]
 

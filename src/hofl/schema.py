@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of a run, section by section: what each may be, and which contradict each other."""
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hofl.algorithms import ALGORITHMS
-from hofl.errors import ConfigError
+from hofl.checks import contradictions, percent
 from hofl.tasks.partition import KINDS
 
 
@@ -47,15 +45,10 @@ Seed = Annotated[int, _check(lambda v: -(2**63) <= v < 2**63, "a 64-bit signed i
 
 def _part(size: int | str) -> int | str:
     """Part of the clients: a count, a percentage, or all."""
-    good = size >= 1 if isinstance(size, int) else size == "all" or _percent(size) is not None
+    good = size >= 1 if isinstance(size, int) else size == "all" or percent(size) is not None
     if not good:
         raise ValueError('must be a count >= 1, a percentage such as "50%", or "all"')
     return size
-
-
-def _percent(text: str) -> float | None:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
-    return float(found[1]) if found and 0 < float(found[1]) <= 100 else None
 
 
 class _Section(BaseModel):
@@ -71,13 +64,18 @@ class LoraConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """Where the model comes from, its precision and what of it is trained."""
+    """Where the model comes from, its precision and what of it is trained.
+
+    ``norm`` and ``width`` (0: the usual one) are those of the networks for images.
+    """
 
     source: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     train: Literal["lora", "full", "head"] = "lora"
     blocks: str = ""
+    norm: Literal["group", "batch", "batch-frozen"] = "group"
+    width: Natural = 0
     checkpointing: bool = False
     lora: LoraConfig = LoraConfig()
 
@@ -85,11 +83,12 @@ class ModelConfig(_Section):
 class TaskConfig(_Section):
     """The data, the template that turns a row into a question, and the columns it reads."""
 
-    name: Literal["text", "synthetic"] = "text"
+    name: Literal["text", "vision", "synthetic"] = "text"
     template: str = "sst2-v1"
     train: str = ""
     evaluation: str = ""
     text: str = "sentence"
+    image: str = "img"
     label: str = "label"
     length: Count = 64
     train_rows: Natural = 0
@@ -126,10 +125,11 @@ class CohortConfig(_Section):
 
 
 class LocalConfig(_Section):
-    """A client's work in a round: optimizer steps, and examples in each."""
+    """A client's work in a round: optimizer steps, and examples in each; FedProx's proximal coefficient."""
 
     steps: Count = 5
     batch: Count = 16
+    proximal: NotNegative = 1e-3
 
 
 class OptimizerConfig(_Section):
@@ -144,13 +144,49 @@ class OptimizerConfig(_Section):
 
 
 class ZoConfig(_Section):
-    """How the bottom is trained; what ``optimizer`` leaves unset is the same as the top's."""
+    """How the zeroth-order part is trained; what ``optimizer`` leaves unset is as in ``[optimizer]``.
 
-    estimator: Literal["forward", "central", "tangent", "sketch", "none"] = "forward"
+    Attributes:
+        estimator: unset, the one of the algorithm's paper.
+        probes: q, directions a step.
+        radius: mu of the differences.
+        directions: the law they are drawn from.
+        average: of DeComFL's clients: their scalars, or the models that these make.
+        curvature: nu of HiSo, the share of the newest step in its diagonal.
+        curvature_floor: added to the square of that step.
+        curvature_every: HiSo's diagonal moves after each round or after each local step.
+        optimizer: of the zeroth-order part.
+    """
+
+    estimator: Literal["forward", "central", "tangent", "sketch", "none"] | None = None
     probes: Count = 2
     radius: Positive = 1e-3
-    directions: Literal["gaussian", "rademacher", "hadamard"] = "gaussian"
+    directions: Literal["gaussian", "rademacher", "hadamard", "sphere"] = "gaussian"
+    average: Literal["scalars", "models"] = "scalars"
+    curvature: Share = 0.05
+    curvature_floor: NotNegative = 1e-8
+    curvature_every: Literal["round", "step"] = "round"
     optimizer: OptimizerConfig | None = None
+
+
+class SplitConfig(_Section):
+    """How the halves of a split model talk; settings of single methods are named with them.
+
+    Attributes:
+        wire: type in which activations and feedback travel.
+        history: rounds a client may lag before it gets a snapshot (HO-SFL, DeComFL, HiSo).
+        upload_every: local steps between two uploads (HERON-SFL).
+        server_steps: steps of the server a round (MU-SplitFed).
+        global_lr: rate of the aggregation (MU-SplitFed).
+        delay: mean of a client's exponential delay, in server steps (MU-SplitFed).
+    """
+
+    wire: Literal["float32", "bfloat16"] = "float32"
+    history: Count = 1024
+    upload_every: Count = 1
+    server_steps: Count = 2
+    global_lr: Positive = 1.0
+    delay: NotNegative = 0.0
 
 
 class EvaluationConfig(_Section):
@@ -181,6 +217,7 @@ class Config(_Section):
     local: LocalConfig = LocalConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     zo: ZoConfig = Field(default=ZoConfig(), validate_default=True)  # after optimizer: it inherits from it
+    split: SplitConfig = SplitConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
 
@@ -197,53 +234,13 @@ class Config(_Section):
             return zo
         own = zo.optimizer.model_dump(exclude_unset=True) if zo.optimizer else {}
         resolved = OptimizerConfig(**{**info.data["optimizer"].model_dump(), **own})
-        return zo.model_copy(update={"optimizer": resolved})
+        method = ALGORITHMS.get(info.data.get("algorithm", ""))
+        papers = method.estimators[0] if method and method.estimators else "forward"
+        return zo.model_copy(update={"optimizer": resolved, "estimator": zo.estimator or papers})
 
     @model_validator(mode="after")
     def _together(self) -> "Config":
-        for path, wrong, allowed in _contradictions(self):
+        for path, wrong, allowed in contradictions(self):
             if wrong:
                 raise PydanticCustomError("together", "{allowed}", {"path": path, "allowed": allowed})
         return self
-
-
-def _contradictions(c: Config) -> Iterator[tuple[str, bool, str]]:
-    """Settings that are fine alone and wrong together: (key, is it wrong, what is allowed)."""
-    text, fixed = c.task.name == "text", c.partition.kind != "files"
-    yield "model.source", text and not c.model.source, "is missing; name a hub id, a folder or a .gguf file"
-    own = not text and bool(c.model.source)
-    yield "model.source", own, "must be absent: the synthetic task brings its own network"
-    yield "task.train", text and not c.task.train, "is missing; name a file, a glob or hub:dataset:split"
-    yield "task.evaluation", text and not c.task.evaluation, "is missing; name a file or hub:dataset:split"
-    if fixed:
-        size, clients = c.cohort.size, c.partition.clients
-        yield (
-            "cohort.size",
-            isinstance(size, int) and size > clients,
-            f"must be at most partition.clients = {clients}",
-        )
-        members = cohort_size(size, clients)
-        yield "quorum", c.quorum > members, f"must be at most the cohort, {members} clients"
-        listed = c.cohort.assign == "listed" and len(c.cohort.boundaries) != clients
-        yield (
-            "cohort.boundaries",
-            listed,
-            f"must list one number per client, {clients}, when assign is 'listed'",
-        )
-    flat = not ALGORITHMS[c.algorithm].hybrid and any(c.cohort.boundaries)
-    reason = f"must be absent or 0: {c.algorithm} backpropagates through every block"
-    yield "cohort.boundaries", flat, reason
-
-
-def cohort_size(size: int | str, clients: int) -> int:
-    """Clients a round: a count as it is, a percentage of the clients rounded up, or all of them.
-
-    Raises:
-        ConfigError: more are asked for than there are.
-    """
-    if isinstance(size, str):
-        share = _percent(size)
-        return clients if share is None else math.ceil(round(share * clients / 100, 9))
-    if size > clients:
-        raise ConfigError(f"cohort.size = {size}: must be at most the {clients} clients that have data")
-    return size

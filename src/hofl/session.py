@@ -14,7 +14,8 @@ import torch
 from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.aggregate import Training
 from hofl.algorithms.base import Algorithm
-from hofl.algorithms.ho_fl import Probing
+from hofl.algorithms.probing import Probing, Shared
+from hofl.algorithms.split import Split
 from hofl.build import (
     Draw,
     active,
@@ -22,13 +23,12 @@ from hofl.build import (
     build_algorithm,
     build_draw,
     build_policy,
-    build_task,
     check_probes,
-    device_of,
     leaves_device,
-    load_text,
+    pooled,
     probes_of,
 )
+from hofl.build_task import build_task, device_of, load_text
 from hofl.config import Config, about, dump, load
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
@@ -53,6 +53,7 @@ class Session:
     Attributes:
         config: what it was made from.
         task: clients, data and model.
+        seen: the task as the method sees it: one client for a centralised one, else ``task``.
         algorithm: what a round is.
         boundaries: one a client.
         policy: selection shares over ``able``.
@@ -62,6 +63,7 @@ class Session:
 
     config: Config
     task: Task
+    seen: Task
     algorithm: Algorithm
     boundaries: tuple[int, ...]
     policy: Policy
@@ -71,7 +73,8 @@ class Session:
     def rows(self, where: Path, *, resume: bool, warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Run; yields each round's row once it is stored, see :func:`hofl.runtime.loop.run`."""
         meter = Meter()
-        call = local_call(self.task, self.algorithm.actions, meter)
+        cuts = self.boundaries if ALGORITHMS[self.config.algorithm].split else None
+        call = local_call(self.seen, self.algorithm.actions, meter, cuts)
         parts = loop.Parts(self.task, self.algorithm, call, meter, self.draw, warn)
         return loop.run(parts, where, settings_of(self.config), resume=resume)
 
@@ -85,20 +88,21 @@ def prepare(config: Config) -> Session:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     task = build_task(config)
-    sizes = [len(shard) for shard in task.shards]
-    boundaries = boundaries_of(config, task.model.layout, len(task.clients))
+    seen = pooled(config, task)
+    sizes = [len(shard) for shard in seen.shards]
+    boundaries = boundaries_of(config, task.model.layout, len(seen.clients))
     with about("cohort.boundaries"):
         for boundary in sorted(set(boundaries)):
             task.model.check_boundary(boundary)
     policy = build_policy(config, task.model.layout, boundaries, sizes)
-    algorithm = build_algorithm(config, task.model.layout, boundaries, sizes)
+    algorithm = build_algorithm(config, seen, boundaries)
     draw = build_draw(config, policy, sizes)
     able = active(sizes)
-    inputs = task.batch(able[0], 0, _PROOF).inputs
+    inputs = seen.batch(able[0], 0, _PROOF).inputs
     with about("model.source"):
         task.model.self_test(inputs)
         check_probes(config, task, boundaries, inputs)
-    return Session(config, task, algorithm, boundaries, policy, able, draw)
+    return Session(config, task, seen, algorithm, boundaries, policy, able, draw)
 
 
 def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
@@ -125,6 +129,7 @@ def settings_of(config: Config) -> Settings:
         config=dump(config),
         mode=IN_PROCESS,
         leaves_device=leaves_device(config),
+        labels_at="clients and server" if ALGORITHMS[config.algorithm].split else "clients",
         evaluate_every=config.evaluation.every,
         dtype=config.model.dtype,
         radius=config.zo.radius if probed else None,
@@ -163,8 +168,15 @@ def _server_half(where: Path, name: str, layout: Layout) -> Algorithm:
         )
     optimizer = Optimizer("sgd", 1.0)
     training = Training(seed=0, steps=1, batch=1, optimizer=optimizer, sizes=())
-    probing = Probing("none", 1, 1.0, "gaussian", optimizer)
-    return ALGORITHMS[name].build(layout, (), training, probing)
+    return ALGORITHMS[name].build(
+        layout=layout,
+        boundaries=(),
+        training=training,
+        probing=Probing("none", 1, 1.0, "gaussian", optimizer),
+        split=Split(),
+        shared=Shared(),
+        proximal=0.0,
+    )
 
 
 def export_run(where: Path, out: Path) -> dict[str, Any]:

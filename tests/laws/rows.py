@@ -2,104 +2,64 @@
 """The rows of the law suite: an algorithm joins by one entry and inherits every law."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
+from laws_base import ADAMW as ADAMW
+from laws_base import CLIENTS, COHORT, SEED, Row
+from laws_base import SGD as SGD
+from laws_base import make_task as make_task
+from rows_federated import BOUNDARIES as BOUNDARIES
+from rows_federated import hybrid as hybrid
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Replies
-from hofl.algorithms.fedavg import fedavg
-from hofl.algorithms.ho_fl import Probing, ho_fl
-from hofl.core.layout import Layout
-from hofl.core.optimizers import Optimizer
+from hofl.algorithms.base import Algorithm, Call, Outcome, Replies
 from hofl.core.record import Record
 from hofl.core.sampling import uniform
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task
-from hofl.tasks.partition import Partition
-from hofl.tasks.synthetic import synthetic_task
-from hofl.theory import communication
 
-SEED, STEPS, CLIENTS, COHORT = 11, 5, 6, 4
-BOUNDARIES = (0, 1, 2, 4, 3, 4)  # 0, middle and L = 4
-SGD = Optimizer("sgd", 0.05, weight_decay=1e-3)
-MOMENTUM = Optimizer("sgd", 0.02, momentum=0.9)
-ADAMW = Optimizer("adamw", 3e-3, weight_decay=5e-4)
-
-
-class Row(NamedTuple):
-    """build: layout -> Algorithm; traffic: (layout, client) -> its formula's bytes in one round."""
-
-    build: Callable[[Layout], Algorithm]
-    traffic: Callable[[Layout, int], communication.Traffic]
-
-
-def hybrid(
-    estimator: str,
-    optimizer: Optimizer,
-    probes: int = 2,
-    family: str = "gaussian",
-    boundaries: tuple = BOUNDARIES,
-) -> Row:
-    """HO-FL with one optimizer for both parts."""
-    training = Training(SEED, STEPS, 8, optimizer, (1,) * CLIENTS)
-    probing = Probing(estimator, probes, 1e-2, family, optimizer)
-
-    def traffic(layout: Layout, client: int) -> communication.Traffic:
-        d_zo = layout.bottom_size(boundaries[client])
-        return communication.ho_fl(layout.size, d_zo, STEPS, 0 if estimator == "none" else probes)
-
-    return Row(lambda layout: ho_fl(layout, boundaries, training, probing), traffic)
-
-
-def first_order(optimizer: Optimizer) -> Row:
-    """FedAvg."""
-    return Row(
-        lambda layout: fedavg(layout, Training(SEED, STEPS, 8, optimizer, (1,) * CLIENTS)),
-        lambda layout, client: communication.fedavg(layout.size),
-    )
-
-
+GROUPS = ("rows_tmp", "rows_federated", "rows_shared", "rows_splitfed", "rows_zo_split")
 ROWS: Mapping[str, Row] = {
-    "fedavg-sgd": first_order(SGD),
-    "fedavg-adamw": first_order(ADAMW),
-    "ho_fl-forward-sgd": hybrid("forward", SGD),
-    "ho_fl-forward-adamw": hybrid("forward", ADAMW),
-    "ho_fl-forward-momentum-rademacher": hybrid("forward", MOMENTUM, family="rademacher"),
-    "ho_fl-central-adamw": hybrid("central", ADAMW),
-    "ho_fl-tangent-adamw": hybrid("tangent", ADAMW),
-    "ho_fl-sketch-sgd-hadamard": hybrid("sketch", SGD, 32, "hadamard"),
-    "ho_fl-sketch-adamw": hybrid("sketch", ADAMW, 3),
-    "ho_fl-none": hybrid("none", ADAMW),
+    name: row for group in GROUPS if find_spec(group) for name, row in import_module(group).ROWS.items()
 }
+Wrap = Callable[[Call], Call]
 
 
-def make_task() -> Task:
-    """Six clients of unequal sizes on clouds of points; four blocks and a head."""
-    return synthetic_task(Partition("dirichlet", CLIENTS, alpha=1.0, minimum=9), seed=SEED, rows=160, width=6)
+def task_of(name: str) -> Task:
+    """The task as the row's method sees it."""
+    return make_task(ROWS[name].centralised)
+
+
+def cohort_of(task: Task, round: int) -> list[int]:
+    """Four of the six clients, or the one there is."""
+    if len(task.clients) == 1:
+        return [0]
+    return [int(client) for client in uniform(CLIENTS, COHORT).draw(SEED, round)]
+
+
+def play(algorithm: Algorithm, state: Record, task: Task, call: Call, number: int) -> Iterator[Outcome]:
+    """Rounds from a state on, each after the one before."""
+    for _ in range(number):
+        outcome = algorithm.round(state, cohort_of(task, state.values["round"]), call)
+        yield outcome
+        state = outcome.state
 
 
 def rounds(
-    row: Row,
-    task: Task,
-    number: int = 2,
-    wrap: Callable[[Call], Call] = lambda call: call,
-    meter: Meter | None = None,
-) -> Iterator[tuple[Record, object]]:
+    row: Row, task: Task, number: int = 2, wrap: Wrap = lambda call: call, meter: Meter | None = None
+) -> Iterator[tuple[Record, Outcome]]:
     """Play rounds in process; yields (state before, outcome)."""
-    algorithm = row.build(task.model.layout)
+    algorithm = row.build(task)
     call = wrap(local_call(task, algorithm.actions, meter))
-    state, policy = algorithm.init(task.model.read()), uniform(CLIENTS, COHORT)
-    for t in range(number):
-        outcome = algorithm.round(state, policy.draw(SEED, t), call)
+    state = algorithm.init(task.model.read())
+    for outcome in play(algorithm, state, task, call, number):
         yield state, outcome
         state = outcome.state
 
 
-def final(
-    row: Row, task: Task, number: int = 2, wrap: Callable[[Call], Call] = lambda call: call
-) -> np.ndarray:
+def final(row: Row, task: Task, number: int = 2, wrap: Wrap = lambda call: call) -> np.ndarray:
     """The vector after some rounds, from the task's own start."""
     start = task.model.read()
     *_, (_, outcome) = rounds(row, task, number, wrap)
@@ -115,3 +75,17 @@ def reordered(call: Call) -> Call:
         return Replies(dict(reversed(replies.records.items())), replies.failures)
 
     return backwards
+
+
+def lossy(lost: int) -> Wrap:
+    """A call in which one client never answers."""
+
+    def wrap(call: Call) -> Call:
+        def without(action: str, requests: Mapping[int, Record], deadline: float | None) -> Replies:
+            replies = call(action, {c: r for c, r in requests.items() if c != lost}, deadline)
+            gone = {lost: "gone"} if lost in requests else {}
+            return Replies(replies.records, {**replies.failures, **gone})
+
+        return without
+
+    return wrap

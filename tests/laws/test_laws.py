@@ -4,56 +4,80 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rows import ADAMW, BOUNDARIES, COHORT, ROWS, SEED, SGD, final, hybrid, make_task, reordered, rounds
+from rows import (
+    ADAMW,
+    BOUNDARIES,
+    ROWS,
+    SGD,
+    cohort_of,
+    final,
+    hybrid,
+    lossy,
+    make_task,
+    play,
+    reordered,
+    rounds,
+    task_of,
+)
 
-from hofl.algorithms.base import Replies, RoundVoid
-from hofl.algorithms.ho_fl import step_directions
+from hofl.algorithms import ALGORITHMS
+from hofl.algorithms.base import SERVER, Call, Entry, Replies, RoundVoid
+from hofl.algorithms.probing import step_directions
 from hofl.core.keys import Key
 from hofl.core.record import Record
 from hofl.core.replay import hex_digest
-from hofl.core.sampling import uniform
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 
 each = pytest.mark.parametrize("name", ROWS)
+shared = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.centralised])
 
 REBUILD = """
 import sys, torch
 torch.set_num_threads(int(sys.argv[2]))
 sys.path.insert(0, sys.argv[3])
 from pathlib import Path
-from rows import ROWS, make_task
+from rows import ROWS, task_of
 from hofl.algorithms.base import Entry
 from hofl.core.record import Record
 from hofl.core.replay import hex_digest
-folder = Path(sys.argv[1])
 read = lambda path: Record.from_bytes(path.read_bytes())
-state = read(folder / "state")
-for row in sorted(folder.glob("row-*")):
-    plans = sorted((row / "plans").iterdir(), key=lambda p: int(p.name))
-    entries = [Entry(int(p.name), read(p), read(row / "replies" / p.name)) for p in plans]
-    algorithm = ROWS[row.name[4:]].build(make_task().model.layout)
-    print(row.name[4:], hex_digest(algorithm.rebuild(state, entries).arrays["weights/vector"]))
+for row in sorted(Path(sys.argv[1]).glob("row-*")):
+    places = sorted(row.glob("plan_*"), key=lambda p: int(p.name.split("_")[1]))
+    pairs = [(int(p.name.split("_")[2]), p, row / p.name.replace("plan", "reply")) for p in places]
+    entries = [Entry(client, read(plan), read(reply)) for client, plan, reply in pairs]
+    algorithm = ROWS[row.name[4:]].build(task_of(row.name[4:]))
+    print(row.name[4:], hex_digest(algorithm.rebuild(read(row / "state"), entries).arrays["weights/vector"]))
 """
+
+
+def arrays_equal(one: Record, other: Record) -> bool:
+    """Whether two states have the same arrays, bit for bit, and the same values."""
+    same = all(np.array_equal(a, other.arrays[n]) for n, a in one.arrays.items())
+    return same and one.arrays.keys() == other.arrays.keys() and one.values == other.values
+
+
+def test_every_algorithm_is_a_row() -> None:
+    assert {name.partition("-")[0] for name in ROWS} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_another_process_rebuilds_the_same_bits(tmp_path: Path, threads: str) -> None:
-    """Client steps here, server replay in another process and thread count: E=5, q=2, b = 0, middle, L."""
+    """Client steps here, server replay in another process and thread count."""
     expected = {}
     for name, row in ROWS.items():
-        task = make_task()
-        ((state, outcome),) = rounds(row, task, 1)
-        (tmp_path / "state").write_bytes(state.to_bytes())
-        for kind in ("plans", "replies"):
-            (tmp_path / f"row-{name}" / kind).mkdir(parents=True)
-        for client, plan, reply in outcome.entries:
-            (tmp_path / f"row-{name}" / "plans" / str(client)).write_bytes(plan.to_bytes())
-            (tmp_path / f"row-{name}" / "replies" / str(client)).write_bytes(reply.to_bytes())
+        *_, (state, outcome) = rounds(row, task_of(name), 2)
+        folder = tmp_path / f"row-{name}"
+        folder.mkdir()
+        (folder / "state").write_bytes(state.to_bytes())
+        for place, (client, plan, reply) in enumerate(outcome.entries):
+            (folder / f"plan_{place}_{client}").write_bytes(plan.to_bytes())
+            (folder / f"reply_{place}_{client}").write_bytes(reply.to_bytes())
         assert outcome.row["replay_ok"] is not False and not outcome.failures
         expected[name] = hex_digest(outcome.state.arrays["weights/vector"])
     command = [sys.executable, "-c", REBUILD, str(tmp_path), threads, str(Path(__file__).parent)]
@@ -64,96 +88,206 @@ def test_another_process_rebuilds_the_same_bits(tmp_path: Path, threads: str) ->
 
 @each
 def test_same_seed_same_bits_and_it_moves(name: str) -> None:
-    start = make_task().model.read()
-    first, second = final(ROWS[name], make_task()), final(ROWS[name], make_task())
+    start = task_of(name).model.read()
+    first, second = final(ROWS[name], task_of(name)), final(ROWS[name], task_of(name))
     assert hex_digest(first) == hex_digest(second) != hex_digest(start)
 
 
 @each
 def test_reply_order_does_not_matter(name: str) -> None:
-    task = make_task()
+    task = task_of(name)
     assert np.array_equal(final(ROWS[name], task, wrap=reordered), final(ROWS[name], task))
 
 
 @each
-def test_bytes_are_the_formula_and_headers(name: str) -> None:
-    task, meter = make_task(), Meter()
-    ((_, outcome),) = rounds(ROWS[name], task, 1, meter=meter)
-    for counted, way in ((meter.up, "up"), (meter.down, "down")):
-        expected: dict[str, int] = {}
-        for entry in outcome.entries:
-            for category, count in ROWS[name].traffic(task.model.layout, entry.client)[way].items():
-                expected[category] = expected.get(category, 0) + count
-        counted = {c: n for c, n in counted.items() if n}
-        assert 0 < counted.pop("headers") <= 2048 * COHORT
-        assert counted == {c: n for c, n in expected.items() if n}
+def test_a_round_is_rebuilt_from_its_entries_as_they_are_stored(name: str) -> None:
+    """Every array and value of the state, after both went through bytes, without a client or the model."""
+    row, task = ROWS[name], task_of(name)
+    for state, outcome in rounds(row, task, 3):
+        stored = [
+            Entry(c, Record.from_bytes(p.to_bytes()), Record.from_bytes(r.to_bytes()))
+            for c, p, r in outcome.entries
+        ]
+        task.model.write(np.zeros_like(task.model.read()))
+        again = row.build(task).rebuild(Record.from_bytes(state.to_bytes()), stored)
+        assert arrays_equal(Record.from_bytes(again.to_bytes()), Record.from_bytes(outcome.state.to_bytes()))
 
 
 @each
-def test_a_lost_client_is_left_out_of_the_mean(name: str) -> None:
-    """Replies from three of four: the state is the mean over the three, and the fourth is explained (C52)."""
-    task = make_task()
-    algorithm = ROWS[name].build(task.model.layout)
-    whole, cohort = local_call(task, algorithm.actions), uniform(6, COHORT).draw(SEED, 0)
+def test_no_activation_label_or_feedback_is_in_the_ledger(name: str) -> None:
+    for _, outcome in rounds(ROWS[name], task_of(name), 1):
+        kept = {n.partition("/")[0] for e in outcome.entries for r in (e.plan, e.reply) for n in r.arrays}
+        assert not kept & {"activations", "labels", "feedback"}
 
-    def lossy(action, requests, deadline):
-        records, failures = whole(action, requests, deadline)
-        records.pop(cohort[1])
-        return Replies(records, {**failures, cohort[1]: "gone"})
 
+@each
+def test_a_state_keeps_its_arrays(name: str) -> None:
+    """A checkpoint of any round has the arrays of the first, by name, type and shape."""
+    shapes = [
+        {n: (a.dtype, a.shape) for n, a in state.arrays.items()}
+        for before, outcome in rounds(ROWS[name], task_of(name), 2)
+        for state in (before, outcome.state)
+    ]
+    assert all(found == shapes[0] for found in shapes)
+
+
+@each
+def test_a_run_goes_on_from_a_checkpoint_whatever_the_clients_have_forgotten(name: str) -> None:
+    """Killed after round 2 of 4: other processes, no client memory, the same bits."""
+    row = ROWS[name]
+    straight = final(row, task_of(name), 4)
+    *_, (_, outcome) = rounds(row, task_of(name), 2)
+    state, task = Record.from_bytes(outcome.state.to_bytes()), task_of(name)
+    algorithm = row.build(task)
+    *_, last = play(algorithm, state, task, local_call(task, algorithm.actions), 2)
+    assert not last.failures and np.array_equal(last.state.arrays["weights/vector"], straight)
+
+
+@each
+def test_every_message_says_what_it_is_of(name: str) -> None:
+    def checking(call: Call) -> Call:
+        def checked(action: str, requests: Mapping[int, Record], deadline: float | None) -> Replies:
+            replies = call(action, requests, deadline)
+            for client, reply in replies.records.items():
+                for message in (requests[client], reply):
+                    assert (message.values["run"], message.values["client"]) == ("laws", client), action
+                    assert message.values["round"] == requests[client].values["round"], action
+            return replies
+
+        return checked
+
+    for _, outcome in rounds(ROWS[name], task_of(name), 2, checking):
+        assert not outcome.failures
+
+
+@each
+def test_bytes_are_the_formula_and_headers(name: str) -> None:
+    task, meter, messages = task_of(name), Meter(), [0]
+
+    def counting(call: Call) -> Call:
+        def counted(action: str, requests: Mapping[int, Record], deadline: float | None) -> Replies:
+            messages[0] += len(requests)
+            return call(action, requests, deadline)
+
+        return counted
+
+    ((_, outcome),) = rounds(ROWS[name], task, 1, counting, meter)
+    clients = [entry.client for entry in outcome.entries if entry.client != SERVER]
+    for counted, way in ((meter.up, "up"), (meter.down, "down")):
+        expected: dict[str, int] = {}
+        for client in clients:
+            for category, count in ROWS[name].traffic(task, client)[way].items():
+                expected[category] = expected.get(category, 0) + count
+        counted = {c: n for c, n in counted.items() if n}
+        assert 0 < counted.pop("headers") <= 2048 * messages[0]
+        assert counted == {c: n for c, n in expected.items() if n}
+
+
+@shared
+def test_a_lost_client_is_as_if_it_had_not_been_drawn(name: str) -> None:
+    """It is explained, and the state is that of a round of the other three (C52)."""
+    task = task_of(name)
+    algorithm, cohort = ROWS[name].build(task), cohort_of(task, 0)
     state = algorithm.init(task.model.read())
-    outcome = algorithm.round(state, cohort, lossy)
-    complete = algorithm.round(state, cohort, whole)
-    rest = [entry for entry in complete.entries if entry.client != cohort[1]]
+    call = lossy(cohort[1])(local_call(task, algorithm.actions))
+    outcome = algorithm.round(state, cohort, call)
+    rest = algorithm.round(state, [c for c in cohort if c != cohort[1]], local_call(task, algorithm.actions))
     assert outcome.failures == {cohort[1]: "gone"}
-    assert np.array_equal(
-        outcome.state.arrays["weights/vector"], algorithm.rebuild(state, rest).arrays["weights/vector"]
-    )
+    assert np.array_equal(outcome.state.arrays["weights/vector"], rest.state.arrays["weights/vector"])
 
 
 @each
 def test_below_the_quorum_the_round_is_void(name: str) -> None:
-    task = make_task()
-    algorithm = ROWS[name].build(task.model.layout)
-    state = algorithm.init(task.model.read())
+    task = task_of(name)
+    algorithm = ROWS[name].build(task)
+    cohort = cohort_of(task, 0)[:2]
+    why = dict(zip(cohort, ("gone", "late"), strict=False))
     with pytest.raises(RoundVoid) as void:
-        algorithm.round(state, [0, 1], lambda *_: Replies({}, {0: "gone", 1: "late"}))
-    assert void.value.failures == {0: "gone", 1: "late"}
+        algorithm.round(algorithm.init(task.model.read()), cohort, lambda *_: Replies({}, why))
+    assert void.value.failures == why
 
 
-def tampered(reply: Record, change: str) -> Record:
+def tampered(reply: Record, change: str, array: str) -> Record:
+    """A reply with one thing wrong."""
     arrays, values = dict(reply.arrays), dict(reply.values)
     if change == "nan":
-        arrays["weights/delta"] = arrays["weights/delta"] * np.float32("nan")
+        arrays[array] = arrays[array] * arrays[array].dtype.type("nan")
     elif change == "shape":
-        arrays["weights/delta"] = arrays["weights/delta"][1:]
+        arrays[array] = arrays[array][1:]
     elif change == "dtype":
-        arrays["weights/delta"] = arrays["weights/delta"].astype(np.float64)
+        arrays[array] = arrays[array].astype(np.int16)
     elif change == "missing":
-        del arrays["weights/delta"]
+        del arrays[array]
     else:
-        values[change] = {"round": 99, "client": 5, "examples": 10**9, "loss_sum": "low"}[change]
+        values[change] = {"round": 99, "client": 5, "run": "other"}[change]
     return Record(arrays, values)
 
 
+def attacks(name: str, victim: int) -> list[tuple[str, str, str]]:
+    """(action, change, array) for everything this client sends in a round."""
+    sent: dict[str, Record] = {}
+
+    def spying(call: Call) -> Call:
+        def spied(action: str, requests: Mapping[int, Record], deadline: float | None) -> Replies:
+            replies = call(action, requests, deadline)
+            if victim in replies.records:
+                sent.setdefault(action, replies.records[victim])
+            return replies
+
+        return spied
+
+    next(rounds(ROWS[name], task_of(name), 1, spying))
+    found = [(action, change, "") for action in sent for change in ("round", "client", "run")]
+    for action, reply in sent.items():
+        for array, values in reply.arrays.items():
+            changes = ("shape", "dtype", "missing") + (("nan",) if values.dtype.kind == "f" else ())
+            found += [(action, change, array) for change in changes]
+    return found
+
+
 @each
-@pytest.mark.parametrize(
-    "change", ["nan", "shape", "dtype", "missing", "round", "client", "examples", "loss_sum"]
-)
-def test_a_bad_reply_is_refused_and_the_rest_counts(name: str, change: str) -> None:
+def test_a_bad_reply_is_refused_and_the_rest_counts(name: str) -> None:
+    """Whatever is wrong with whatever a client sends: it alone is explained, and the state stays sound."""
+    task = task_of(name)
+    victim, cohort = cohort_of(task, 0)[0], cohort_of(task, 0)
+    algorithm = ROWS[name].build(task)
+    state = algorithm.init(task.model.read())
+    for action, change, array in attacks(name, victim):
+        whole = local_call(task, algorithm.actions)
+
+        def hostile(asked, requests, deadline, whole=whole, action=action, change=change, array=array):
+            replies = whole(asked, requests, deadline)
+            if asked == action and victim in replies.records:
+                replies.records[victim] = tampered(replies.records[victim], change, array)
+            return replies
+
+        try:
+            outcome = algorithm.round(state, cohort, hostile)
+        except RoundVoid as void:  # the only client there was
+            assert len(cohort) == 1 and void.failures, (action, change, array)
+            continue
+        assert set(outcome.failures) == {victim}, (action, change, array, outcome.failures)
+        assert outcome.failures[victim].startswith("refused: "), (action, change, array)
+        assert {e.client for e in outcome.entries} >= set(cohort[1:])
+        assert np.isfinite(outcome.state.arrays["weights/vector"]).all()
+
+
+@pytest.mark.parametrize(("change", "value"), [("examples", 10**9), ("loss_sum", "low")])
+@pytest.mark.parametrize("name", ["fedavg-sgd", "ho_fl-forward-sgd"])
+def test_impossible_counts_are_refused(name: str, change: str, value: object) -> None:
     task = make_task()
-    algorithm = ROWS[name].build(task.model.layout)
-    whole, cohort = local_call(task, algorithm.actions), [1, 2, 3]
+    algorithm = ROWS[name].build(task)
+    whole = local_call(task, algorithm.actions)
 
     def hostile(action, requests, deadline):
         records, failures = whole(action, requests, deadline)
-        return Replies({**records, 2: tampered(records[2], change)}, failures)
+        return Replies(
+            {**records, 2: Record(records[2].arrays, {**records[2].values, change: value})}, failures
+        )
 
-    state = algorithm.init(task.model.read())
-    outcome = algorithm.round(state, cohort, hostile)
+    outcome = algorithm.round(algorithm.init(task.model.read()), [1, 2, 3], hostile)
     assert set(outcome.failures) == {2} and outcome.failures[2].startswith("refused: ")
     assert [entry.client for entry in outcome.entries] == [1, 3]
-    assert np.isfinite(outcome.state.arrays["weights/vector"]).all()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +305,7 @@ def test_a_bad_reply_is_refused_and_the_rest_counts(name: str, change: str) -> N
 def test_bad_scalars_are_refused(change: str, word: str) -> None:
     """NaN and wrong scalars never reach the model; a flipped bit is caught by the digest (C12, C69, T2)."""
     task = make_task()
-    algorithm = ROWS["ho_fl-tangent-adamw"].build(task.model.layout)
+    algorithm = ROWS["ho_fl-tangent-adamw"].build(task)
     whole = local_call(task, algorithm.actions)
 
     def hostile(action, requests, deadline):

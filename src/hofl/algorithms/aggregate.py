@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hofl.algorithms.base import Entry, Replies, Vector
+from hofl.algorithms.base import SERVER, Entry, Replies, Vector
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import RecordError
@@ -27,6 +27,7 @@ class Training:
         optimizer: of backpropagated coordinates; its state is new in each participation.
         sizes: examples each client registered, one number a client; a reply cannot change them.
         quorum: replies below which a round is void.
+        run: the run's id, in every message.
         weighting: of the mean over clients: ``equal`` (the papers') or by ``examples`` in the shard.
     """
 
@@ -37,6 +38,7 @@ class Training:
     sizes: Sequence[int]
     quorum: int = 1
     weighting: Literal["equal", "examples"] = "equal"
+    run: str = ""
 
 
 def initial_state(training: Training, vector: Vector) -> Record:
@@ -48,6 +50,7 @@ def initial_state(training: Training, vector: Vector) -> Record:
 def plan_values(state: Record, client: int, training: Training) -> dict[str, Any]:
     """What every request says: who, when, how long, from which minibatch on, with which optimizer."""
     return {
+        "run": training.run,
         "round": state.values["round"],
         "client": client,
         "position": int(state.arrays["cursors/next"][client]),
@@ -67,9 +70,9 @@ def check_identity(plan: Record, reply: Record) -> None:
     """Refuse an answer to another question.
 
     Raises:
-        RecordError: the reply is for another round or client, or its counts make no sense.
+        RecordError: the reply is for another run, round or client, or its counts make no sense.
     """
-    for name in ("round", "client"):
+    for name in ("run", "round", "client"):
         if reply.values.get(name) != plan.values[name]:
             raise RecordError(f"reply is for {name} {reply.values.get(name)}, expected {plan.values[name]}")
     count, most = reply.values.get("examples"), plan.values["steps"] * plan.values["batch"]
@@ -103,8 +106,19 @@ def advance(state: Record, parts: Iterable[tuple[Entry, Vector]]) -> Record:
     return Record({**state.arrays, "weights/vector": moved, "cursors/next": cursors}, values)
 
 
+def mean(parts: Iterable[tuple[float, Vector]]) -> Vector:
+    """The weighted mean of float32 vectors of one length, added in float64 in order, rounded once."""
+    total, weight = np.zeros(1), 0.0
+    for share, vector in parts:
+        total = total + share * vector.astype(np.float64)
+        weight += share
+    averaged: Vector = (total / weight).astype(np.float32)
+    return averaged
+
+
 def loss_row(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Columns every row has: the mean training loss over examples, and their number."""
+    """Columns every row has: the mean training loss over the clients' examples, and their number."""
+    entries = [e for e in entries if e.client != SERVER]
     examples = sum(e.reply.values["examples"] for e in entries)
     loss = sum(e.reply.values["loss_sum"] for e in entries)
     return {"loss": loss / examples, "examples": examples}

@@ -17,7 +17,26 @@ from hofl.core.record import Record
 from hofl.tasks.base import Task
 
 Vector = NDArray[np.float32]
-Action = Callable[[Task, Record], Record]
+SERVER = -1
+"""The client number of an entry that holds the server's own part of a round."""
+
+
+@dataclass
+class Memory:
+    """What one client keeps between two requests; the runtime holds one for each client.
+
+    Attributes:
+        kept: what outlives a round, such as its bottom and the round that is of; a node may store it.
+        open: what the round in progress needs, such as the batch that waits for feedback; it is gone
+            with the process, and with it this client's part of the round.
+    """
+
+    kept: Record | None = None
+    open: dict[str, Any] = field(default_factory=dict)
+
+
+Action = Callable[[Task, Record, Memory], Record]
+"""``action(task, request, memory) -> reply``; what it keeps goes into the memory."""
 
 
 class Replies(NamedTuple):
@@ -64,7 +83,7 @@ class Algorithm(NamedTuple):
         init: initial vector float32 [d] -> state.
         round: (state, cohort, call) -> outcome; raises RoundVoid below the quorum.
         rebuild: (state, entries) -> the state after that round, without any client.
-        actions: what a client can be asked, by name: (task, request) -> reply.
+        actions: what a client can be asked, by name: (task, request, memory) -> reply.
     """
 
     init: Callable[[Vector], Record]

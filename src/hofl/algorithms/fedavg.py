@@ -17,7 +17,7 @@ import numpy as np
 
 from hofl.algorithms import aggregate
 from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Entry, Outcome, RoundVoid, Vector
+from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
@@ -60,7 +60,7 @@ def fedavg(layout: Layout, training: Training) -> Algorithm:
     return Algorithm(partial(aggregate.initial_state, training), play, rebuild, {"local_steps": local_steps})
 
 
-def local_steps(task: Task, request: Record) -> Record:
+def local_steps(task: Task, request: Record, memory: Memory) -> Record:
     """A client's half: E first-order steps from w_t on all trainables -> delta float32 [d]."""
     plan = request.values
     model, optimizer = task.model, Optimizer.from_values(plan["optimizer"])
@@ -77,5 +77,5 @@ def local_steps(task: Task, request: Record) -> Record:
         loss_sum += loss * len(batch.targets)
         examples += len(batch.targets)
     sums = {"loss_sum": loss_sum, "examples": examples}
-    identity = {name: plan[name] for name in ("round", "client")}
+    identity = {name: plan[name] for name in ("run", "round", "client")}
     return Record({"weights/delta": vector - start}, {**identity, **sums})

@@ -14,7 +14,6 @@ the estimator is a choice (``forward`` is the paper's).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hofl.algorithms import aggregate
-from hofl.algorithms.base import Algorithm, Call, Entry, Outcome, RoundVoid, Vector
-from hofl.core.directions import RNG_ID, Directions, Family
-from hofl.core.estimators import ESTIMATORS, Scalars, agreement, signal
+from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.algorithms.probing import Probing, root_key, step_directions, zo_signal
+from hofl.core.directions import Directions
+from hofl.core.estimators import ESTIMATORS, Scalars, agreement
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
@@ -32,17 +32,6 @@ from hofl.core.record import Record
 from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
 from hofl.tasks.base import Batch, Task
-
-
-@dataclass(frozen=True)
-class Probing:
-    """How bottoms are trained: estimator, q, mu, the law of directions and the bottom's optimizer."""
-
-    estimator: str
-    probes: int
-    radius: float
-    directions: Family
-    optimizer: Optimizer
 
 
 def ho_fl(
@@ -55,12 +44,10 @@ def ho_fl(
         values = aggregate.plan_values(state, client, training)
         boundary = boundaries[client]
         # A full first-order client, or a frozen bottom, has no directions and gets no key.
-        probes = probing.probes if probing.estimator != "none" and layout.bottom_size(boundary) else 0
-        root = Key.of(training.seed, "directions", client, values["round"]).array()
-        values |= {"boundary": boundary, "probes": probes, "estimator": probing.estimator, "rng": RNG_ID}
-        values |= {"radius": probing.radius, "directions": probing.directions, "layout": layout.fingerprint}
-        values["bottom_optimizer"] = probing.optimizer.to_values()
-        return Record({"seeds/root": root} if probes else {}, values)
+        values |= {"boundary": boundary, "layout": layout.fingerprint, **probing.to_values()}
+        values["probes"] *= int(layout.bottom_size(boundary) > 0)
+        root = root_key(training.seed, client, values["round"]).array()
+        return Record({"seeds/root": root} if values["probes"] else {}, values)
 
     def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
         """One round, the server's half."""
@@ -78,7 +65,9 @@ def ho_fl(
             raise RoundVoid(failures)
         row = {"boundaries": [boundaries[i] for i in cohort], **aggregate.loss_row(entries)}
         row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
-        row["zo_signal"] = zo_signal(entries)
+        probed = [e.reply for e in entries if e.plan.values["probes"]]
+        sums = (reply.array("metrics/agreement", "float64", (3,)) for reply in probed)
+        row["zo_signal"] = zo_signal(sums, probing.estimator)
         return Outcome(moved, tuple(entries), row, failures)
 
     def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
@@ -87,11 +76,6 @@ def ho_fl(
         return aggregate.advance(state, parts)
 
     return Algorithm(partial(aggregate.initial_state, training), play, rebuild, {"local_steps": local_steps})
-
-
-def step_directions(plan: dict[str, Any], root: Key, step: int, size: int) -> Directions:
-    """The q directions of local step ``step`` (from 0): both halves derive them from the root key."""
-    return Directions(root.fold(step), plan["directions"], plan["probes"], size)
 
 
 def hybrid_step(
@@ -111,7 +95,7 @@ def hybrid_step(
     return loss, gradient, learnt
 
 
-def local_steps(task: Task, request: Record) -> Record:
+def local_steps(task: Task, request: Record, memory: Memory) -> Record:
     """Alg. 3, the client's half: E hybrid steps from w_t -> scalars float32 [E, q], top delta [d_fo]."""
     plan, layout = request.values, task.model.layout
     if plan["layout"] != layout.fingerprint:
@@ -144,8 +128,8 @@ def local_steps(task: Task, request: Record) -> Record:
         {"digests/bottom": digest(bottom), "metrics/agreement": agreed, "scalars/s": scalars} if q else {}
     )
     counts = {"loss_sum": loss_sum, "examples": examples}
-    values = {"round": plan["round"], "client": plan["client"], **counts}
-    return Record({**proof, "weights/delta": top - start}, values)
+    identity = {name: plan[name] for name in ("run", "round", "client")}
+    return Record({**proof, "weights/delta": top - start}, {**identity, **counts})
 
 
 def reconstruct(layout: Layout, vector: Vector, entry: Entry) -> Vector:
@@ -169,12 +153,3 @@ def reconstruct(layout: Layout, vector: Vector, entry: Entry) -> Vector:
     if not np.isfinite(delta).all():
         raise RecordError("its bottom is not finite")
     return delta
-
-
-def zo_signal(entries: Sequence[Entry]) -> float | None:
-    """The round's zo_signal: None without probes, 1 for estimators that are exact by construction."""
-    probed = [e for e in entries if e.plan.values["probes"]]
-    if not probed:
-        return None
-    sums = np.sum([e.reply.array("metrics/agreement", "float64", (3,)) for e in probed], axis=0)
-    return signal(sums) if probed[0].plan.values["estimator"] in ("forward", "central") else 1.0

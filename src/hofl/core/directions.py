@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directions: a key becomes any slice of q probe directions, the same bits on every machine.
 
-Three families, each with ``E[u u^T] = I``, so ``(1/q) sum_j <g, u_j> u_j`` is unbiased for g:
+Four families, each with ``E[u u^T] = I``, so ``(1/q) sum_j <g, u_j> u_j`` is unbiased for g:
 
 * ``gaussian``: 16 Philox bits a coordinate index a table of normal quantiles.
 * ``rademacher``: one Philox bit a coordinate, +1 or -1.
 * ``hadamard``: q rows, drawn without replacement, of a Walsh-Hadamard matrix of size n (the power
   of two at or above d) whose columns carry random signs. Orthogonal over n; all q at once cost
   O(n log n), and at q = n = d the estimate is the gradient itself.
+* ``sphere``: the gaussian vector scaled to length sqrt(d), uniform on that sphere. At radius mu it is the
+  unit sphere with factor d (FedZO, HERON-SFL) at radius mu sqrt(d).
 
-Coordinate i of a direction depends on its key and i alone: not on d, the block size or the device.
+Coordinate i of a direction depends on its key and i alone: not on d, the block size or the device. On the
+sphere it depends on d too, by one factor.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +28,7 @@ from hofl.core.keys import Key
 from hofl.core.quantiles import normal_quantiles
 from hofl.errors import ConfigError
 
-Family = Literal["gaussian", "rademacher", "hadamard"]
+Family = Literal["gaussian", "rademacher", "hadamard", "sphere"]
 Floats = NDArray[np.float32]
 BlockFunction = Callable[[int, int], Floats]
 
@@ -53,6 +57,21 @@ def signs(key: Key, start: int, stop: int) -> Floats:
     words = key.words(first, (stop + 63) // 64 - first).astype("<u8", copy=False)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[start - 64 * first : stop - 64 * first]
     return 1.0 - 2.0 * bits.astype(np.float32)
+
+
+def squared_norm(key: Key, size: int, block: int = BLOCK) -> float:
+    """``||gaussian(key, 0, size)||^2``; the same bits whatever the block size and the machine.
+
+    Squares of float32 are exact in float64, and a running sum adds them one by one in the order of the
+    coordinates; a pairwise or vectorised sum would depend on the machine.
+    """
+    total = 0.0
+    for start, stop in blocks(size, block):
+        squares = gaussian(key, start, stop).astype(np.float64)
+        squares *= squares
+        squares[0] += total
+        total = float(np.add.accumulate(squares)[-1])
+    return total
 
 
 def walsh_hadamard_(values: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -113,10 +132,18 @@ class Directions:
         rows: NDArray[np.int64] = draws[np.sort(first)[:q]].astype(np.int64)
         return rows
 
+    @cached_property
+    def _scales(self) -> Floats:
+        """``sqrt(d) / ||u_j||`` of the q gaussian vectors, each rounded once: float32 [q]."""
+        norms = [squared_norm(self.key.fold(j), self.size) for j in range(self.count)]
+        return np.array([math.sqrt(self.size / norm) if norm else 1.0 for norm in norms], dtype=np.float32)
+
     def block(self, probe: int, start: int, stop: int) -> Floats:
         """Coordinates ``start .. stop-1`` of direction ``probe``: float32 [stop-start]."""
         if self.family == "gaussian":
             return gaussian(self.key.fold(probe), start, stop)
+        if self.family == "sphere":
+            return gaussian(self.key.fold(probe), start, stop) * self._scales[probe]
         if self.family == "rademacher":
             return signs(self.key.fold(probe), start, stop)
         parity = np.bitwise_count(self._rows[probe] & np.arange(start, stop)) & 1

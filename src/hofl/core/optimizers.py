@@ -9,13 +9,29 @@ as bias corrections are formed in Python's float64 and rounded to float32 once.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 State = tuple[Floats, ...]
+
+
+class Update(Protocol):
+    """What moves weights: an :class:`Optimizer`, or a method's own law with the same functions."""
+
+    def init(self, size: int) -> Sequence[Floats]:
+        """Its state at the start: float32 [size] each."""
+        ...
+
+    def update_(self, weights: Floats, gradient: Floats, state: Sequence[Floats], step: int) -> None:
+        """One step in place, as :meth:`Optimizer.update_`."""
+        ...
+
+    def to_values(self) -> dict[str, Any]:
+        """As it stands in a ledger."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

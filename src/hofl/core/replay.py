@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hofl.core.directions import BLOCK, Directions, blocks
-from hofl.core.optimizers import Optimizer
+from hofl.core.optimizers import Update
 
 Floats = NDArray[np.float32]
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 def replay_(
     weights: Floats,
     steps: Sequence[Step],
-    optimizer: Optimizer,
+    optimizer: Update,
     state: Sequence[Floats] | None = None,
     first: int = 1,
     block: int = BLOCK,

@@ -28,9 +28,9 @@ class BottomSurrogate:
 
     def __init__(self, model: "CutModel", inputs: Mapping[str, Any], boundary: int):
         self._model, self._inputs, self._boundary = model, inputs, boundary
-        self._size = model.layout.bottom_size(boundary)
-        self._slots = [slot for slot in model.layout.slots if slot.block < boundary]
         self._parameters = model.bottom_parameters(boundary)
+        self._slots = model.layout.slots[: len(self._parameters)]
+        self._size = sum(slot.size for slot in self._slots)
         self.anchor = model.vector[: self._size].to("cpu", copy=True).numpy()
 
     def write(self, values: NDArray[np.float32], start: int) -> None:
@@ -45,7 +45,11 @@ class BottomSurrogate:
 
     def outputs(self) -> Tensor:
         """z at the live parameters, without a graph."""
-        return self._model.bottom(self._inputs, self._boundary)
+        with torch.no_grad():
+            return self._run()
+
+    def _run(self) -> Tensor:
+        return self._model.stop(self._inputs, self._boundary)
 
     def tangents(self, directions: Tensor) -> tuple[Tensor, Tensor]:
         """z and its directional derivatives, in one forward-mode pass that keeps nothing for a backward.
@@ -107,7 +111,63 @@ class BottomSurrogate:
 
         def _bottom(*values: Tensor) -> Tensor:
             with swapped(mine, values), ForwardRules():
-                return self._model.stop(self._inputs, self._boundary)
+                return self._run()
 
         primals = tuple(parameter.detach() for parameter in self._parameters)
         return torch.func.jvp(_bottom, primals, tangents)  # type: ignore[return-value]
+
+
+def bottom_gradient(
+    model: "CutModel", inputs: Mapping[str, Any], boundary: int, feedback: Tensor
+) -> NDArray[np.float32]:
+    """The bottom's gradient float32 [d_zo] of ``<feedback, z>``, by running it again and backward.
+
+    Raises:
+        ModelError: a trainable of the bottom got no gradient.
+    """
+    below = model.bottom_parameters(boundary)
+    if not below:
+        return np.zeros(0, dtype=np.float32)
+    with torch.enable_grad():
+        z = model.stop(inputs, boundary, recompute=model.checkpointing)
+        grads = torch.autograd.grad(z, below, feedback, allow_unused=True)
+    return flat(grads, [slot.name for slot in model.layout.slots[: len(below)]])
+
+
+class DeferredSurrogate(BottomSurrogate):
+    """The bottom of a client that waits for its feedback while others use the model."""
+
+    def recorded(self) -> tuple[Tensor, Callable[[Tensor], NDArray[np.float32]]]:
+        """z, and a function that sets the anchor, runs the bottom again and recomputes block by block.
+
+        One forward pass more than :meth:`BottomSurrogate.recorded`, and no graph waits for a message.
+        """
+
+        def _pull(feedback: Tensor) -> NDArray[np.float32]:
+            self.write(self.anchor, 0)
+            return BottomSurrogate.recorded(self)[1](feedback)
+
+        return self.outputs(), _pull
+
+
+class LossSurrogate(BottomSurrogate):
+    """The loss of a batch as a function of all d trainables: what pure zeroth order probes."""
+
+    def __init__(self, model: "CutModel", inputs: Mapping[str, Any], loss: Callable[[Tensor], Tensor]):
+        super().__init__(model, inputs, model.blocks)
+        self._loss = loss
+        self._slots, self._size = model.layout.slots, model.layout.size
+        self._parameters = [parameter for _, parameter in model.trainables()]
+        self.anchor = model.read()
+
+    def _run(self) -> Tensor:
+        """The loss: float32 [1]."""
+        return self._loss(self._model.full(self._inputs)).reshape(1)
+
+    def recorded(self) -> tuple[Tensor, Callable[[Tensor], NDArray[np.float32]]]:
+        """Refused.
+
+        Raises:
+            ModelError: always: backpropagation through everything is no zeroth-order method.
+        """
+        raise ModelError('zo.estimator = "sketch" backpropagates through the whole model: use "fedavg"')

@@ -42,6 +42,10 @@ class Task:
         loss: (output [batch, classes], batch) -> mean loss, a scalar tensor.
         evaluate: the live parameters on the evaluation set -> Sums.
         seed: the run's seed, for the order of batches.
+        lengths: batch -> int32 [batch], what the top needs beside z where examples differ in size; None
+            where they do not.
+        top_inputs: (lengths or None, z) -> inputs that stand for the batch's where the bottom is another's:
+            the module's forward runs on them with every block below the boundary replaced.
         facts: for the manifest: labels, majority class, truncated texts, the partition table.
     """
 
@@ -54,6 +58,10 @@ class Task:
     evaluate: Callable[[], Sums]
     seed: int
     facts: dict[str, Any] = field(default_factory=dict)
+    lengths: Callable[[Batch], NDArray[np.int32]] | None = None
+    top_inputs: Callable[[NDArray[np.int32] | None, Tensor], dict[str, Tensor]] = field(
+        default=lambda lengths, z: {"input": z.new_zeros(len(z))}
+    )
 
     def batch(self, client: int, position: int, size: int) -> Batch:
         """The client's minibatch number ``position``, counted over the whole run.

@@ -6,7 +6,6 @@ Two steps, so that bad data fails before a model is loaded: :func:`read_text` ne
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from hofl.models.boundary import CutModel
 from hofl.tasks import files, partition
 from hofl.tasks.base import Batch, Task, cross_entropy
 from hofl.tasks.files import Source, Table
+from hofl.tasks.fill import known_lengths, model_inputs, pad_id
 from hofl.tasks.metrics import Sums, majority_class
 from hofl.tasks.templates import Template, class_ids, label_names, template
-from hofl.tasks.tokens import Encoded, encode, padded, word_tokens
+from hofl.tasks.tokens import Encoded, encode, word_tokens
 
 MUCH = 0.1
 """Share of cut texts above which a run says so."""
@@ -138,8 +138,9 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
     _check_length(model, length)
     train = encode(tokenizer, data.template, data.train.texts, length)
     held_out = encode(tokenizer, data.template, data.evaluation.texts, length)
-    fill = _inputs(model, tokenizer, left=bool(words))
+    fill = model_inputs(model, tokenizer, left=bool(words))
     score = _scores(words, len(data.names))
+    stand_in = 0 if pad_id(model, tokenizer) else 1  # any token that is no pad
 
     def collate(numbers: NDArray[np.int64], of: Encoded = train, labels: Examples = data.train) -> Batch:
         """Examples by number, of the training set unless another is named."""
@@ -167,6 +168,10 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
         evaluate,
         data.seed,
         facts,
+        lengths=lambda batch: batch.inputs["attention_mask"].sum(1).cpu().numpy().astype(np.int32),
+        top_inputs=lambda lengths, z: fill(
+            [np.full(n, stand_in, dtype=np.int32) for n in known_lengths(lengths, z)]
+        ),
     )
 
 
@@ -254,33 +259,6 @@ def _check_length(model: CutModel, length: int) -> None:
     longest = getattr(getattr(model.module, "config", None), "max_position_embeddings", None)
     if length < 1 or (longest and length > longest):
         raise ConfigError(f"task.length = {length}: allowed is 1 to {longest or 'any'} tokens for this model")
-
-
-def _inputs(
-    model: CutModel, tokenizer: Any, left: bool
-) -> Callable[[Sequence[NDArray[np.int32]]], dict[str, Tensor]]:
-    """Token ids of a batch -> what the module's forward takes, of this and no more.
-
-    Position ids are explicit, for with pads on the left they do not follow from the places; logits are
-    asked for at the last position only.
-    """
-    unwrap = getattr(model.module, "get_base_model", None)
-    accepted = inspect.signature((unwrap() if unwrap else model.module).forward).parameters
-    config = getattr(model.module, "config", None)  # a head finds the last token by the model's own pad id
-    known = (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id)
-    pad = next((i for i in known if i is not None and i >= 0), 0)
-
-    def fill(ids: Sequence[NDArray[np.int32]]) -> dict[str, Tensor]:
-        """Padded to the longest of the batch, on the model's device."""
-        tokens, mask = padded(ids, pad, left)
-        inputs = {"input_ids": tokens, "attention_mask": mask}
-        if "position_ids" in accepted:
-            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        if left and "logits_to_keep" in accepted:
-            inputs["logits_to_keep"] = torch.tensor([tokens.shape[1] - 1])
-        return {name: value.to(model.device) for name, value in inputs.items()}
-
-    return fill
 
 
 def _scores(words: Sequence[int], classes: int) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HO-SFL: hybrid-order split federated learning; clients neither backpropagate nor move a parameter vector.
+
+arXiv 2603.14773. Clients hold the bottom theta_c (the same cut for all), the server the top theta_s. A
+round is one step in four stages. All clients probe along the same directions, so averaging their scalars
+averages their gradient estimates, and everyone takes the same step.
+
+Symbols: M clients, K cohort, T rounds, P ``probes``, mu ``radius``, lambda ``feedback`` (dloss/dz at the
+boundary), u_p ``directions``, v_p ``scalars`` times mu, d_c = d_zo the bottom's trainables.
+
+Deviations: the scalar is s = v / mu, rounded to float32 before it is averaged; one key in place of P seeds;
+lambda is of a client's own mean loss and both averages are taken once (the public runners divide by K
+twice); optimizer state persists, shared, and is replayed (SGD is the paper's); the estimator is a choice
+(``forward`` is the paper's; with ``tangent`` a client has dot products left when the feedback arrives);
+digests before and after the step, so a copy that differs is replaced by a snapshot; a client lost on the
+way is left out.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hofl.algorithms import aggregate, history
+from hofl.algorithms import split as messages
+from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.algorithms.probing import CHECKED, SHARED, Probing, root_key, step_directions, zo_signal
+from hofl.algorithms.split import Split, Top, about, ask
+from hofl.core.estimators import ESTIMATORS, agreement
+from hofl.core.keys import Key
+from hofl.core.layout import Layout
+from hofl.core.optimizers import Optimizer
+from hofl.core.record import Record
+from hofl.core.replay import digest
+from hofl.errors import ClientError
+from hofl.models.forward_mode import DeferredSurrogate
+from hofl.tasks.base import Task
+
+
+def ho_sfl(
+    layout: Layout, boundaries: Sequence[int], training: aggregate.Training, probing: Probing, split: Split
+) -> Algorithm:
+    """HO-SFL over ``layout``; ``boundaries`` are all the same cut."""
+
+    def init(vector: Vector) -> Record:
+        """Round 0: nobody holds anything; zero optimizer state on both sides of the cut."""
+        start, d_c = aggregate.initial_state(training, vector), layout.bottom_size(boundaries[0])
+        q = probing.to_values()["probes"]
+        shared = history.begin(len(training.sizes), split.history, d_c, 1, q, probing.optimizer)
+        top = np.array(training.optimizer.init(len(vector) - d_c), dtype=np.float32)
+        moments = top.reshape(-1, len(vector) - d_c)  # [k, d_s]
+        return Record({**start.arrays, **shared, "weights/top_moments": moments}, start.values)
+
+    def plan(state: Record, client: int) -> Record:
+        """What a client is asked in this round."""
+        values = aggregate.plan_values(state, client, training) | probing.to_values()
+        values |= {"steps": 1, "boundary": boundaries[0], "layout": layout.fingerprint, "wire": split.wire}
+        values |= {"recipe": history.recipe_of(probing, probing.optimizer), "step": 0}
+        root = root_key(training.seed, SHARED, values["round"]).array()
+        return Record({"seeds/root": root} if values["probes"] else {}, values)
+
+    def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
+        """One round, the server's half."""
+        assert split.task is not None
+        failures: dict[int, str] = {}
+        plans, q = {i: plan(state, i) for i in cohort}, probing.to_values()["probes"]
+        d_c = layout.bottom_size(boundaries[0])
+        bottom, top = history.bottom_of(state, d_c), state.arrays["weights/vector"][d_c:]
+        # 1. the key of the round, and what a client lacks;  2. it answers with z and labels
+        sent = history.ask(call, "activate", state, plans, bottom, failures)
+        # the server, for each client: loss of its batch, gradient at theta_s^t, lambda = dloss/dz
+        served = Top(split.task, boundaries[0], split.wire).serve(top, sent, failures)
+        # 3. lambda down;  4a. the scalars up
+        requests = {i: about(sent[i], {"feedback/delta": delta}) for i, (_, _, delta) in served.items()}
+        replies = ask(call, "probe", requests, failures) if q else {i: about(sent[i], {}) for i in served}
+        entries = [messages.counted(i, plans[i], replies[i], sent[i], served[i][0]) for i in replies]
+        entries = [e for e in entries if history.accepted(e, (1, q), failures)]
+        if len(entries) < training.quorum:
+            raise RoundVoid(failures)
+        gradient = aggregate.mean((plans[i].values["weight"], g) for i, (_, g, _) in served.items())
+        server = Record({}, {"client": SERVER, "optimizer": training.optimizer.to_values()})
+        book = [Entry(SERVER, server, Record({"weights/gradient": gradient})), *entries]
+        moved = step(state, book)
+        # 4b. the average down; each client takes the step and proves it
+        book[1:] = settled(moved, entries, call, failures)
+        row = {"boundaries": [boundaries[0]] * len(cohort), **aggregate.loss_row(book)}
+        row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
+        sums = (e.reply.arrays["metrics/agreement"] for e in entries if q)
+        row["zo_signal"] = zo_signal(sums, probing.estimator)
+        return Outcome(history.in_step(moved, book), tuple(book), row, failures)
+
+    def settled(moved: Record, entries: list[Entry], call: Call, failures: dict[int, str]) -> list[Entry]:
+        """Stage 4b: the averaged scalars go down -> the entries, with who is in step."""
+        if not probing.to_values()["probes"]:
+            return [Entry(i, p, Record(r.arrays, {**r.values, "in_step": True})) for i, p, r in entries]
+        t, d_c = moved.values["round"] - 1, layout.bottom_size(boundaries[0])
+        mean = moved.arrays["scalars/history"][t % len(moved.arrays["scalars/history"])]
+        requests = {e.client: about(e.reply, {"scalars/mean": mean}) for e in entries}
+        replies = ask(call, "settle", requests, failures)
+        expected, found = digest(history.bottom_of(moved, d_c)), []
+        for i, asked, reply in entries:
+            agrees = i in replies and messages.proves(replies[i], expected)
+            if i in replies and not agrees:
+                failures[i] = f"refused: {aggregate.MISMATCH}"
+            found.append(Entry(i, asked, Record(reply.arrays, {**reply.values, "in_step": agrees})))
+        return found
+
+    def step(state: Record, entries: Sequence[Entry]) -> Record:
+        """Both halves take their step: the bottom by the averaged scalars, the top by its gradient."""
+        clients = [e for e in entries if e.client != SERVER]
+        (server,) = (e for e in entries if e.client == SERVER)
+        asked, t = clients[0].plan, state.values["round"]
+        d_c, q = layout.bottom_size(asked.values["boundary"]), asked.values["probes"]
+        vector, moments = state.arrays["weights/vector"].copy(), state.arrays["weights/top_moments"].copy()
+        # theta_c <- theta_c - eta (1/P) sum_p s_p u_p
+        mean = history.mean_scalars(clients, (1, q)) if q else np.zeros((1, 0), dtype=np.float32)
+        root = asked.arrays.get("seeds/root", np.zeros(2, dtype=np.uint64))
+        arrays, values = history.advance(state, vector[:d_c], root, mean, asked.values["recipe"])
+        # theta_s <- theta_s - eta mean_m grad_m
+        gradient = server.reply.array("weights/gradient", "float32", (layout.size - d_c,)).copy()
+        Optimizer.from_values(server.plan.values["optimizer"]).update_(
+            vector[d_c:], gradient, list(moments), t + 1
+        )
+        cursors = state.arrays["cursors/next"].copy()
+        for e in clients:
+            cursors[e.client] = e.plan.values["position"] + 1
+        arrays |= {"weights/vector": vector, "weights/top_moments": moments, "cursors/next": cursors}
+        return Record({**state.arrays, **arrays}, {**state.values, **values, "round": t + 1})
+
+    def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
+        """The round again from its entries."""
+        return history.in_step(step(state, entries), entries)
+
+    return Algorithm(init, play, rebuild, {"activate": activate, "probe": probe, "settle": settle})
+
+
+def activate(task: Task, request: Record, memory: Memory) -> Record:
+    """Stages 1 and 2, the client's half: catch up, then z = f_bottom(x; theta_c) without a graph."""
+    plan, model = request.values, task.model
+    if plan["layout"] != model.layout.fingerprint:
+        raise ClientError("this client's model has another layout than the server's")
+    d_c = model.layout.bottom_size(plan["boundary"])
+    kept = history.catch_up(memory, request, d_c)
+    if kept is None:
+        return history.behind(request)
+    memory.kept = kept
+    model.write(kept.arrays["weights/bottom"])
+    batch = task.batch(plan["client"], plan["position"], plan["batch"])
+    surrogate = DeferredSurrogate(model, batch.inputs, plan["boundary"])
+    q = plan["probes"]
+    root = Key.from_array(request.array("seeds/root", "uint64", (2,))) if q else Key(0, 0)
+    directions = step_directions(plan, root, 0, d_c)
+    check = plan["round"] < CHECKED
+    z, scalars = ESTIMATORS[plan["estimator"] if q else "none"](surrogate, directions, plan["radius"], check)
+    values = messages.sent_values(plan, 0, batch, z)
+    memory.open = {**values, "z": z, "scalars": scalars, "plan": request}
+    return Record(messages.smashed(task, batch, z, plan["wire"]), values)
+
+
+def probe(task: Task, request: Record, memory: Memory) -> Record:
+    """Stage 4a, the client's half: s_p = <lambda, f_bottom(x; theta_c + mu u_p) - z> / mu, float32 [1, P]."""
+    step = messages.opened(memory, request)
+    learnt = step["scalars"](messages.feedback_of(request, step["z"]))
+    with np.errstate(over="ignore"):
+        s = learnt.values.astype(np.float32)[None]
+    if not np.isfinite(s).all():
+        raise ClientError("non-finite scalar")
+    return about(request, {"scalars/s": s, "metrics/agreement": agreement(learnt)})
+
+
+def settle(task: Task, request: Record, memory: Memory) -> Record:
+    """Stage 4b, the client's half: the step that all take -> a digest of the bottom after it."""
+    step = messages.opened(memory, request)
+    if memory.kept is None:
+        raise ClientError("this client holds no bottom")
+    plan: Record = step["plan"]
+    mean = request.array("scalars/mean", "float32", (1, plan.values["probes"]))
+    memory.kept = history.moved(memory.kept, Record({**plan.arrays, "scalars/mean": mean}, plan.values))
+    memory.open = {}
+    return Record({"digests/bottom": digest(memory.kept.arrays["weights/bottom"])}, request.values)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that are fine alone and wrong together, known before there is a model."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hofl.algorithms import ALGORITHMS, Method
+from hofl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hofl.schema import Config
+
+RESNETS = ("resnet18", "resnet8")
+"""Those of ``models.resnet``, said here again because that module needs PyTorch; a test compares them."""
+
+
+def percent(text: str) -> float | None:
+    """The number in ``"50%"``; None if it is no percentage in (0, 100]."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    return float(found[1]) if found and 0 < float(found[1]) <= 100 else None
+
+
+def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
+    """Settings that are fine alone and wrong together: (key, is it wrong, what is allowed)."""
+    text, fixed = c.task.name == "text", c.partition.kind != "files"
+    yield "model.source", text and not c.model.source, "is missing; name a hub id, a folder or a .gguf file"
+    own = c.task.name == "synthetic" and bool(c.model.source)
+    yield "model.source", own, "must be absent: the synthetic task brings its own network"
+    read = c.task.name != "synthetic"
+    yield "task.train", read and not c.task.train, "is missing; name a file, a glob or hub:dataset:split"
+    yield "task.evaluation", read and not c.task.evaluation, "is missing; name a file or hub:dataset:split"
+    if fixed:
+        size, clients = c.cohort.size, c.partition.clients
+        yield (
+            "cohort.size",
+            isinstance(size, int) and size > clients,
+            f"must be at most partition.clients = {clients}",
+        )
+        members = cohort_size(size, clients)
+        yield "quorum", c.quorum > members, f"must be at most the cohort, {members} clients"
+        listed = c.cohort.assign == "listed" and len(c.cohort.boundaries) != clients
+        yield (
+            "cohort.boundaries",
+            listed,
+            f"must list one number per client, {clients}, when assign is 'listed'",
+        )
+    yield from _image_settings(c)
+    yield from _unfit(c, ALGORITHMS[c.algorithm])
+
+
+def _image_settings(c: "Config") -> Iterator[tuple[str, bool, str]]:
+    """Settings of the networks for images, where there are none and where there must be."""
+    vision, model = c.task.name == "vision", c.model
+    named = " or ".join(f"'{name}'" for name in RESNETS)
+    yield "model.source", vision and model.source not in RESNETS, f"must be {named} for the vision task"
+    yield "model.train", vision and model.train != "full", "must be 'full' for the vision task: no adapters"
+    yield "model.dtype", vision and model.dtype != "float32", "must be 'float32': every weight is trained"
+    yield "model.blocks", vision and bool(model.blocks), "must be absent: the network for images has its own"
+    yield "partition.kind", vision and c.partition.kind == "files", "must not be 'files' for the vision task"
+    yield "model.norm", not vision and model.norm != "group", "must be absent: only the vision task has it"
+    yield "model.width", not vision and model.width > 0, "must be absent: only the vision task has it"
+
+
+def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
+    """Settings that this method cannot use."""
+    cuts, name = c.cohort.boundaries, c.algorithm
+    yield "cohort.boundaries", not method.hybrid and any(cuts), f"must be absent or 0: {name} has no boundary"
+    several = method.split and len(set(cuts)) > 1
+    yield "cohort.boundaries", several, f"must be one boundary: in {name} all clients have the same"
+    yield "cohort.boundaries", method.split and 0 in cuts, f"must be 1 or more: {name} needs both halves"
+    wrong = bool(method.estimators) and c.zo.estimator not in method.estimators
+    yield "zo.estimator", wrong, f"must be {' or '.join(method.estimators)} for {name}"
+    stateless = {"hiso": c.bottom_optimizer, "mu_splitfed": c.bottom_optimizer}.get(name)
+    plain = stateless is None or (stateless.name == "sgd" and not stateless.momentum)
+    key = "zo.optimizer.name" if c.zo.optimizer != c.optimizer else "optimizer.name"
+    yield key, not plain, f"must be sgd without momentum: {name} has an update law of its own"
+    adaptive = name == "decomfl" and c.zo.average == "scalars" and c.bottom_optimizer.name == "adamw"
+    reason = "must be sgd: under adamw averaged scalars are not averaged models; or set zo.average = 'models'"
+    yield key, adaptive, reason
+    yield "model.train", name == "splitlora" and c.model.train != "lora", "must be lora for splitlora"
+
+
+def cohort_size(size: int | str, clients: int) -> int:
+    """Clients a round: a count as it is, a percentage of the clients rounded up, or all of them.
+
+    Raises:
+        ConfigError: more are asked for than there are.
+    """
+    if isinstance(size, str):
+        share = percent(size)
+        return clients if share is None else math.ceil(round(share * clients / 100, 9))
+    if size > clients:
+        raise ConfigError(f"cohort.size = {size}: must be at most the {clients} clients that have data")
+    return size
