@@ -35,7 +35,7 @@ check: $(VENV)/dev.done  ## format, lint, types
 	$(BIN)/mypy
 
 bench: $(VENV)/demo.done  ## every benchmark, each printing its ratio against its budget
-	for b in directions bookkeeping step; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+	for b in directions bookkeeping step catch_up; do $(BIN)/python benchmarks/$$b.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

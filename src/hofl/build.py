@@ -78,6 +78,11 @@ def probes_of(config: Config) -> int:
     return config.zo.probes if probing and config.zo.estimator != "none" else 0
 
 
+def steps_of(config: Config) -> int:
+    """Local steps of a client in a round: one where the method aggregates after each."""
+    return 1 if config.algorithm in ("ho_sfl", "mu_splitfed") else config.local.steps
+
+
 def leaves_device(config: Config) -> tuple[str, ...]:
     """What a client sends, in words."""
     method = ALGORITHMS[config.algorithm]
@@ -135,8 +140,8 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
     if not method.hybrid:
         return (0,) * clients
     low, high = (1, layout.blocks - 1) if method.split else (0, layout.blocks)
-    given, allowed = config.cohort.boundaries, f"{low}..{high} of the {layout.blocks} blocks of this model"
-    allowed += f", since {method.name} needs both halves" if method.split else ""
+    given, allowed = config.cohort.boundaries, f"{low}..{high}, the blocks of this model"
+    allowed += f"; {method.name} needs both halves" if method.split else ""
     if not given:
         raise ConfigError(f"cohort.boundaries is missing; name one number a tier, each in {allowed}")
     for boundary in given:
@@ -172,7 +177,8 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
         ConfigError: the cohort is larger than the clients with data.
     """
     able = active(sizes)
-    cohort = cohort_size(config.cohort.size, len(able))
+    alone = ALGORITHMS[config.algorithm].centralised
+    cohort = 1 if alone else cohort_size(config.cohort.size, len(able))
     if config.quorum > cohort:
         raise ConfigError(f"quorum = {config.quorum}: must be at most the cohort, {cohort} clients")
     if ALGORITHMS[config.algorithm].boundary != "each":

@@ -72,14 +72,17 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     yield "cohort.boundaries", method.split and 0 in cuts, f"must be 1 or more: {name} needs both halves"
     wrong = bool(method.estimators) and c.zo.estimator not in method.estimators
     yield "zo.estimator", wrong, f"must be {' or '.join(method.estimators)} for {name}"
-    stateless = {"hiso": c.bottom_optimizer, "mu_splitfed": c.bottom_optimizer}.get(name)
-    plain = stateless is None or (stateless.name == "sgd" and not stateless.momentum)
-    key = "zo.optimizer.name" if c.zo.optimizer != c.optimizer else "optimizer.name"
-    yield key, not plain, f"must be sgd without momentum: {name} has an update law of its own"
+    section = "zo.optimizer" if c.zo.optimizer != c.optimizer else "optimizer"
+    own = name in ("hiso", "mu_splitfed")
+    reason = f"must be sgd: {name} has an update law of its own"
+    yield f"{section}.name", own and c.bottom_optimizer.name != "sgd", reason
+    yield f"{section}.momentum", own and c.bottom_optimizer.momentum > 0, f"must be 0 for {name}"
     adaptive = name == "decomfl" and c.zo.average == "scalars" and c.bottom_optimizer.name == "adamw"
     reason = "must be sgd: under adamw averaged scalars are not averaged models; or set zo.average = 'models'"
-    yield key, adaptive, reason
-    yield "model.train", name == "splitlora" and c.model.train != "lora", "must be lora for splitlora"
+    yield f"{section}.name", adaptive, reason
+    adapted = c.task.name == "text" and c.model.train == "lora"
+    reason = "must be 'lora', on a text task: splitlora trains adapters"
+    yield "model.train", name == "splitlora" and not adapted, reason
 
 
 def cohort_size(size: int | str, clients: int) -> int:

@@ -5,17 +5,18 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.aggregate import Training
 from hofl.algorithms.base import Algorithm
 from hofl.algorithms.probing import Probing, Shared
-from hofl.algorithms.split import Split
+from hofl.algorithms.split import Split, smashed
 from hofl.build import (
     Draw,
     active,
@@ -27,6 +28,7 @@ from hofl.build import (
     leaves_device,
     pooled,
     probes_of,
+    steps_of,
 )
 from hofl.build_task import build_task, device_of, load_text
 from hofl.config import Config, about, dump, load
@@ -41,6 +43,7 @@ from hofl.runtime.folder import Settings
 from hofl.runtime.local import IN_PROCESS, local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task
+from hofl.theory.traffic import Sizes
 
 _PROOF = 2
 """Examples in the batch on which a model's cut, or its export, is checked against the whole."""
@@ -69,6 +72,21 @@ class Session:
     policy: Policy
     able: list[int]
     draw: Draw
+
+    def sizes(self, boundary: int) -> Sizes:
+        """What a participation at this boundary moves, of a client in step; measured on one full batch."""
+        config, layout, method = self.config, self.task.model.layout, ALGORITHMS[self.config.algorithm]
+        d_c, probes = layout.bottom_size(boundary), probes_of(config)
+        counts = Sizes(
+            layout.size, d_c, steps=steps_of(config), probes=probes, every=config.split.upload_every
+        )
+        if not method.split:
+            return counts
+        batch = self.seen.batch(self.able[0], 0, config.local.batch)
+        message = smashed(self.seen, batch, self.task.model.bottom(batch.inputs, boundary), config.split.wire)
+        labels = sum(a.nbytes for name, a in message.items() if name.startswith("labels/"))
+        head = self.algorithm.init(self.task.model.read()).arrays.get("weights/auxiliary", np.empty(0))
+        return replace(counts, d_a=head.size, activation=message["activations/z"].nbytes, labels=labels)
 
     def rows(self, where: Path, *, resume: bool, warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Run; yields each round's row once it is stored, see :func:`hofl.runtime.loop.run`."""
@@ -127,7 +145,7 @@ def settings_of(config: Config) -> Settings:
         seed=config.seed,
         rounds=config.rounds,
         config=dump(config),
-        mode=IN_PROCESS,
+        mode=f"{ALGORITHMS[config.algorithm].paradigm}{IN_PROCESS.removeprefix('federated')}",
         leaves_device=leaves_device(config),
         labels_at="clients and server" if ALGORITHMS[config.algorithm].split else "clients",
         evaluate_every=config.evaluation.every,

@@ -20,7 +20,7 @@ from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task
 
-GROUPS = ("rows_tmp", "rows_federated", "rows_shared", "rows_splitfed", "rows_zo_split")
+GROUPS = ("rows_federated", "rows_shared", "rows_splitfed", "rows_zo_split")
 ROWS: Mapping[str, Row] = {
     name: row for group in GROUPS if find_spec(group) for name, row in import_module(group).ROWS.items()
 }

@@ -4,7 +4,10 @@
 from laws_base import ADAMW, MOMENTUM, SGD, STEPS, Row, training
 
 from hofl.algorithms.fedavg import fedavg
+from hofl.algorithms.fedprox import fedprox
+from hofl.algorithms.fedzo import fedzo
 from hofl.algorithms.ho_fl import ho_fl
+from hofl.algorithms.mezo import mezo
 from hofl.algorithms.probing import Probing
 from hofl.core.optimizers import Optimizer
 from hofl.tasks.base import Task
@@ -39,6 +42,34 @@ def first_order(optimizer: Optimizer) -> Row:
     )
 
 
+def near(optimizer: Optimizer, proximal: float) -> Row:
+    """FedProx."""
+    return Row(
+        lambda task: fedprox(task.model.layout, training(optimizer, task), proximal),
+        lambda task, client: communication.fedprox(task.model.layout.size),
+    )
+
+
+def private(estimator: str, optimizer: Optimizer, family: str = "sphere", probes: int = 2) -> Row:
+    """FedZO."""
+    probing = Probing(estimator, probes, 1e-2, family, optimizer)
+    return Row(
+        lambda task: fedzo(task.model.layout, training(optimizer, task), probing),
+        lambda task, client: communication.fedzo(task.model.layout.size),
+    )
+
+
+def central(estimator: str, optimizer: Optimizer, family: str = "gaussian", probes: int = 1) -> Row:
+    """MeZO: one trainer with all the data."""
+    probing = Probing(estimator, probes, 1e-2, family, optimizer)
+
+    def traffic(task: Task, client: int) -> communication.Traffic:
+        moments = len(optimizer.init(1))
+        return communication.mezo(task.model.layout.size, STEPS, probes, moments, first=True)
+
+    return Row(lambda task: mezo(task.model.layout, training(optimizer, task), probing), traffic, True)
+
+
 ROWS: dict[str, Row] = {
     "fedavg-sgd": first_order(SGD),
     "fedavg-adamw": first_order(ADAMW),
@@ -50,4 +81,11 @@ ROWS: dict[str, Row] = {
     "ho_fl-sketch-sgd-hadamard": hybrid("sketch", SGD, 32, "hadamard"),
     "ho_fl-sketch-adamw": hybrid("sketch", ADAMW, 3),
     "ho_fl-none": hybrid("none", ADAMW),
+    "fedprox-sgd": near(SGD, 0.1),
+    "fedprox-adamw": near(ADAMW, 1.0),
+    "fedzo-forward-sgd": private("forward", SGD),
+    "fedzo-central-adamw-gaussian": private("central", ADAMW, "gaussian"),
+    "mezo-central-sgd": central("central", SGD),
+    "mezo-central-adamw-rademacher": central("central", ADAMW, "rademacher", 3),
+    "mezo-tangent-momentum": central("tangent", MOMENTUM, probes=2),
 }

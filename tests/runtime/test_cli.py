@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import hofl
 from hofl import read_run
+from hofl.algorithms import ALGORITHMS, Method
 from hofl.config import load
 
 with warnings.catch_warnings():  # typer asks click for names that click 8.5 deprecates
@@ -387,6 +389,34 @@ def test_list(capsys, what, key, names) -> None:
     assert hofl_command("list", what) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in names)
+
+
+def test_list_algorithms_is_the_taxonomy(capsys) -> None:
+    """Every row with every field as JSON; in a terminal the taxonomy's columns, and what the symbols are."""
+    assert hofl_command("list", "algorithms", "--json") == 0
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(listed) == set(ALGORITHMS) and len(listed) == 15
+    for name, row in listed.items():
+        assert set(row) == {*Method._fields, "hybrid"}
+        assert row["hybrid"] == (ALGORITHMS[name].boundary != "none")
+        assert all(row[key] for key in ("title", "paper", "uplink", "downlink", "rate", "leaves_device"))
+        assert row["leaves_device"] == ", ".join(ALGORITHMS[name].leaves_device)
+    assert hofl_command("list", "algorithms") == 0
+    header, *rows = capsys.readouterr().out.splitlines()[1:]
+    cells = [re.split(r" {2,}", line.strip()) for line in (header, *rows[: len(listed)])]
+    assert cells[0] == [
+        "name", "title", "paradigm", "boundary", "uploads a step", "local steps", "who backpropagates",
+        "client memory", "up a round", "down a round",
+    ]  # fmt: skip
+    for shown in cells[1:]:
+        row = ALGORITHMS[shown[0]]
+        assert shown[1:] == [
+            row.title, row.paradigm, row.boundary, row.uploads, row.local_steps, row.backpropagates,
+            row.memory, row.uplink, row.downlink,
+        ]  # fmt: skip
+    note = " ".join(rows[len(listed) :])
+    symbols = {s for m in ALGORITHMS.values() for s in re.findall(r"[A-Za-z_]+", m.uplink + " " + m.downlink)}
+    assert symbols - {"ceil"} <= set(re.findall(r"[A-Za-z_]+", note))
 
 
 def test_listed_families_are_those_of_the_models() -> None:

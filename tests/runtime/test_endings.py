@@ -85,7 +85,7 @@ def test_void_rounds_are_repeated_and_logged(tmp_path: Path) -> None:
 
 
 def test_all_clients_failing_ends_the_run(tmp_path: Path) -> None:
-    def boom(task: Any, request: Any) -> Any:
+    def boom(task: Any, request: Any, memory: Any) -> Any:
         raise ValueError("boom")
 
     algorithm = tiny_run.counting()._replace(actions={"add": boom})
@@ -100,10 +100,10 @@ def test_all_clients_failing_ends_the_run(tmp_path: Path) -> None:
 def test_one_failing_client_is_in_the_row_and_the_rest_go_on(tmp_path: Path) -> None:
     plain = tiny_run.counting()
 
-    def boom(task: Any, request: Any) -> Any:
+    def boom(task: Any, request: Any, memory: Any) -> Any:
         if request.values["client"] == 3:
             raise ValueError("boom")
-        return plain.actions["add"](task, request)
+        return plain.actions["add"](task, request, memory)
 
     rows = list(tiny_run.rows_of(plain._replace(actions={"add": boom}), tmp_path / "run", 5))
     hit = [r for r in rows if 3 in r["cohort"]]

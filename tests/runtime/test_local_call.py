@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The in-process runtime: bytes cross, clients fail alone, and every byte is counted."""
 
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,9 @@ import tiny_run
 from hofl.algorithms.base import Replies, RoundVoid
 from hofl.core.record import CATEGORIES, Record
 from hofl.errors import ClientError, ConfigError, DataError, ModelError, RecordError
+from hofl.runtime import tracked
 from hofl.runtime.local import MESSAGE_LIMIT, explain, local_call, redact
+from hofl.runtime.loop import Parts, run
 from hofl.runtime.meter import Meter, metered
 
 
@@ -26,15 +29,15 @@ def asked(*clients: int) -> dict[int, Record]:
     return {c: Record({"weights/x": np.arange(3, dtype=np.float32)}, {"client": c}) for c in clients}
 
 
-def echo(task: Any, request: Record) -> Record:
+def echo(task: Any, request: Record, memory: Any) -> Record:
     return Record({"scalars/s": request.arrays["weights/x"][:1]}, request.values)
 
 
 def failing(error: BaseException, client: int = 3) -> Any:
-    def action(task: Any, request: Record) -> Record:
+    def action(task: Any, request: Record, memory: Any) -> Record:
         if request.values["client"] == client:
             raise error
-        return echo(task, request)
+        return echo(task, request, memory)
 
     return action
 
@@ -42,10 +45,10 @@ def failing(error: BaseException, client: int = 3) -> Any:
 def test_clients_run_in_order_of_their_number_on_copies(task: Any) -> None:
     seen: list[int] = []
 
-    def action(task: Any, request: Record) -> Record:
+    def action(task: Any, request: Record, memory: Any) -> Record:
         seen.append(request.values["client"])
         request.arrays["weights/x"][:] = 9.0
-        return echo(task, request)
+        return echo(task, request, memory)
 
     requests = asked(4, 1, 3)
     replies = local_call(task, {"do": action})("do", requests, None)
@@ -86,7 +89,7 @@ def test_an_interrupt_or_a_setting_is_no_client_failure(task: Any, interrupt: Ba
 )
 def test_a_reply_that_is_no_message_is_a_failure(task: Any, reply: Any) -> None:
     meter = Meter()
-    replies = local_call(task, {"do": lambda task, request: reply}, meter)("do", asked(0), None)
+    replies = local_call(task, {"do": lambda task, request, memory: reply}, meter)("do", asked(0), None)
     assert replies.records == {} and list(replies.failures) == [0]
     assert not meter.up and meter.down
 
@@ -97,9 +100,9 @@ def test_a_request_that_is_no_message_is_the_servers_fault(task: Any) -> None:
 
 
 def test_a_late_client_is_absent_by_its_own_time(task: Any) -> None:
-    def action(task: Any, request: Record) -> Record:
+    def action(task: Any, request: Record, memory: Any) -> Record:
         time.sleep(0.06 if request.values["client"] == 1 else 0.0)
-        return echo(task, request)
+        return echo(task, request, memory)
 
     replies = local_call(task, {"do": action})("do", asked(0, 1, 2), 0.05)
     assert list(replies.records) == [0, 2]
@@ -202,3 +205,44 @@ def test_one_model_serves_all(task: Any) -> None:
     algorithm = tiny_run.tiny_algorithm(task)
     algorithm.round(algorithm.init(task.model.read()), range(6), local_call(task, algorithm.actions))
     assert [p.data_ptr() for p in task.model.module.parameters()] == before
+
+
+@pytest.mark.parametrize("name", ["ho_fl", "fedavg"])
+def test_measuring_clients_changes_no_bit(tmp_path: Path, name: str) -> None:
+    """The loop asks its own meter; a call that reports to another one is not watched."""
+    ends = {}
+    for watched in (True, False):
+        task = tiny_run.tiny_task()
+        algorithm, meter = tiny_run.tiny_algorithm(task, name), Meter()
+        call = local_call(task, algorithm.actions, meter if watched else Meter())
+        parts = Parts(task, algorithm, call, meter, tiny_run.draw, print)
+        rows = list(run(parts, tmp_path / str(watched), tiny_run.settings()))
+        summary = json.loads((tmp_path / str(watched) / "summary.json").read_text())
+        ends[watched] = [row["client_peak_bytes"] for row in rows], summary
+    assert ends[True][1]["final_sha256"] == ends[False][1]["final_sha256"]
+    assert ends[False][0] == [None] * 5 and ends[False][1]["client_peak_bytes"] is None
+    peaks, summary = ends[True]
+    assert peaks[0] is None and summary["client_peak_bytes"] == max(p for p in peaks if p)
+    assert peaks[1] > tracked.resident_bytes(task.model, None)
+
+
+def test_a_boundary_is_measured_in_the_first_round_it_takes_part_in(task: Any) -> None:
+    algorithm, meter = tiny_run.tiny_algorithm(task), Meter()
+    meter.memory.on = True
+    call = local_call(task, algorithm.actions, meter)
+    state, found = algorithm.init(task.model.read()), []
+    for cohort in ([1], [2, 4], [0], [3, 4, 5]):  # boundaries 1; 2 and 1; 0; 0, 1 and 2
+        algorithm.round(state, cohort, call)
+        found.append(meter.memory.take()[0])
+    assert None not in found[:3] and found[3] is None
+
+
+def test_a_client_of_a_split_method_holds_its_bottom_alone(task: Any) -> None:
+    def idle(task: Any, request: Record, memory: Any) -> Record:
+        return Record({}, request.values)
+
+    for cuts, held in (([1] * 6, 1), ([2] * 6, 2), (None, None)):
+        meter = Meter()
+        meter.memory.on = True
+        local_call(task, {"do": idle}, meter, cuts)("do", asked(0, 3), None)
+        assert meter.memory.take()[0] == tracked.resident_bytes(task.model, held)

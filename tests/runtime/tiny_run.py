@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Entry, Outcome, RoundVoid
+from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid
 from hofl.algorithms.fedavg import fedavg
 from hofl.algorithms.ho_fl import Probing, ho_fl
 from hofl.core.keys import Key
@@ -29,7 +29,7 @@ SEED, CLIENTS, COHORT = 5, 6, 3
 CONFIG = (
     'algorithm = "ho_fl"\nseed = 5\nrounds = {rounds}\n[optimizer]\nlr = {lr}\n[run]\nledger = "{ledger}"\n'
 )
-TIMES = ("seconds", "peak_bytes")
+TIMES = ("seconds", "peak_bytes", "client_peak_bytes")
 
 
 def tiny_task() -> Task:
@@ -126,7 +126,7 @@ def counting(
         row = {"loss": 1.0, "boundaries": [0] * len(cohort), "examples": len(entries)} | play(number)
         return Outcome(advance(state, entries), entries, row, replies.failures)
 
-    def add(task: Task, request: Record) -> Record:
+    def add(task: Task, request: Record, memory: Memory) -> Record:
         vector = request.arrays["weights/vector"]
         return Record({"weights/delta": np.full_like(vector, request.values["client"] / 100)})
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.linalg import hadamard
 
-from hofl.core.directions import Directions, blocks, gaussian, signs, walsh_hadamard_
+from hofl.core.directions import Directions, blocks, gaussian, signs, squared_norm, walsh_hadamard_
 from hofl.core.keys import Key
 from hofl.core.quantiles import normal_quantiles
 from hofl.errors import ConfigError
 from hofl.theory.estimator_variance import relative_variance
 
-FAMILIES = ("gaussian", "rademacher", "hadamard")
+FAMILIES = ("gaussian", "rademacher", "hadamard", "sphere")
 KEY = Key.of(42, "directions", 3, 7)
 
 # Pinned: a change of any of these breaks every ledger ever written (and RNG_ID must change with it).
@@ -22,6 +22,7 @@ GOLDEN = {
     "gaussian": "b54bb0c1d307155ac63798f0807d85cc6205f24ce1e803d07dbbc623cb4b4bc3",
     "rademacher": "8c99f71f01da48cbab67bf0b038bd6522021e0deb6102d36d467a674046f2df5",
     "hadamard": "3f8881d12ab1abe51f673c3a35d1bd71cadeac33218de3e631644e81626b8ac0",
+    "sphere": "f982721e5a1535a318a55817b65703db7079f3c70f92b2c850a9664e1bf1ec36",
 }
 
 
@@ -153,3 +154,32 @@ def test_sixth_moment() -> None:
     """E ||u||^6 = d (d+2) (d+4) for Gaussian u, here d = 7: 693."""
     u = gaussian(KEY, 0, 7 * 200_000).reshape(-1, 7).astype(np.float64)
     assert ((u**2).sum(1) ** 3).mean() == pytest.approx(693, rel=0.02)
+
+
+def test_sphere_is_pinned_at_another_size() -> None:
+    """The factor depends on d, so a second d has bits of its own."""
+    u = Directions(KEY, "sphere", 2, 10**5).block(1, 0, 10**5)
+    expected = "7c065bb21e7af5bfce65400a64c16c4f4d0f10de8f97328c1d7d35c97abe9ead"
+    assert hashlib.sha256(u.astype("<f4").tobytes()).hexdigest() == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 70_000])
+def test_sphere_is_the_gaussian_at_length_sqrt_d(size: int) -> None:
+    directions = Directions(KEY, "sphere", 3, size)
+    for j in range(3):
+        u, normal = directions.block(j, 0, size), gaussian(KEY.fold(j), 0, size)
+        exact = normal.astype(np.float64) * math.sqrt(size / math.fsum(normal.astype(np.float64) ** 2))
+        np.testing.assert_allclose(u, exact, rtol=2e-7)
+        assert np.linalg.norm(u.astype(np.float64)) == pytest.approx(math.sqrt(size), rel=1e-7)
+
+
+def test_squared_norm_is_a_running_sum_in_the_order_of_coordinates() -> None:
+    """Not pairwise, whose bits depend on vector widths: the plain loop's, whatever the block size."""
+    total = 0.0
+    for value in gaussian(KEY, 0, 70_001).tolist():
+        total += value * value
+    assert {squared_norm(KEY, 70_001, block) for block in (1000, 4097, 1 << 16, 1 << 20)} == {total}
+
+
+def test_sphere_of_no_coordinates_is_empty() -> None:
+    assert Directions(KEY, "sphere", 2, 0).block(1, 0, 0).shape == (0,)

@@ -176,7 +176,7 @@ ALGORITHMS: dict[str, Method] = {
         ),
         Method(
             "mezo", "MeZO", "Malladi et al., NeurIPS 2023",
-            "centralised", "none", "0", "–", "nobody", "inference",
+            "centralised", "none", "0", "–", "nobody", "inference, and a copy of the trainables",
             "E q", "0", "effective rank, not d",
             (_SCALARS,), ("layout", "training", "probing"), ("central", "tangent"), centralised=True,
         ),

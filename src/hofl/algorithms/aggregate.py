@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hofl.algorithms.base import SERVER, Entry, Replies, Vector
+from hofl.algorithms.base import SERVER, Call, Entry, Outcome, Replies, RoundVoid, Vector
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import RecordError
@@ -104,6 +104,31 @@ def advance(state: Record, parts: Iterable[tuple[Entry, Vector]]) -> Record:
     moved = (vector + total / weight).astype(np.float32) if weight else vector.copy()
     values = {**state.values, "round": state.values["round"] + 1}
     return Record({**state.arrays, "weights/vector": moved, "cursors/next": cursors}, values)
+
+
+def mean_of_deltas(
+    state: Record, plans: Mapping[int, Record], call: Call, delta: Callable[[Entry], Vector], quorum: int
+) -> Outcome:
+    """A round of the methods whose clients return deltas: ``w_t`` to each, its ``local_steps``, the mean.
+
+    Args:
+        state: the current one; its vector goes out with each plan.
+        plans: what each of the cohort is asked.
+        call: the runtime's.
+        delta: a reply's delta float32 [d]; raises RecordError for one that must not count.
+        quorum: replies below which the round is void.
+
+    Raises:
+        RoundVoid: fewer clients than the quorum count.
+    """
+    replies = call("local_steps", {i: request(state, plan) for i, plan in plans.items()}, None)
+    entries: list[Entry] = []
+    failures = dict(replies.failures)
+    moved = advance(state, verified(plans, replies, delta, entries, failures))
+    if len(entries) < quorum:
+        raise RoundVoid(failures)
+    row = {"boundaries": [0] * len(plans), "replay_ok": None, "zo_signal": None, **loss_row(entries)}
+    return Outcome(moved, tuple(entries), row, failures)
 
 
 def mean(parts: Iterable[tuple[float, Vector]]) -> Vector:

@@ -10,19 +10,22 @@ any of the normative optimizers, whose state is new in each participation. With 
 checkpointing on, it is the memory-saving rival that hybrid order is compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from hofl.algorithms import aggregate
 from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, Vector
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import ClientError
 from hofl.tasks.base import Task
+
+Pull = Callable[[Vector, Vector, Vector], None]
+"""``pull_(gradient, w, w_t)``: what a method adds to the loss's gradient, in place; float32 [d] each."""
 
 
 def fedavg(layout: Layout, training: Training) -> Algorithm:
@@ -34,24 +37,10 @@ def fedavg(layout: Layout, training: Training) -> Algorithm:
 
     def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
         """One round, the server's half."""
-        # 1. broadcast w_t to the cohort;  2. each takes E steps;  3. collects the deltas
-        plans = {i: Record({}, aggregate.plan_values(state, i, training)) for i in cohort}
-        requests = {i: aggregate.request(state, plan) for i, plan in plans.items()}
-        replies = call("local_steps", requests, None)
+        # 1. broadcast w_t to the cohort;  2. each takes E steps;  3. collect the deltas
         # 4. w_{t+1} = w_t + mean of the deltas
-        entries: list[Entry] = []
-        failures = dict(replies.failures)
-        parts = aggregate.verified(plans, replies, delta, entries, failures)
-        moved = aggregate.advance(state, parts)
-        if len(entries) < training.quorum:
-            raise RoundVoid(failures)
-        row = {
-            "boundaries": [0] * len(cohort),
-            "replay_ok": None,
-            "zo_signal": None,
-            **aggregate.loss_row(entries),
-        }
-        return Outcome(moved, tuple(entries), row, failures)
+        plans = {i: Record({}, aggregate.plan_values(state, i, training)) for i in cohort}
+        return aggregate.mean_of_deltas(state, plans, call, delta, training.quorum)
 
     def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
         """The round again from its entries."""
@@ -62,6 +51,20 @@ def fedavg(layout: Layout, training: Training) -> Algorithm:
 
 def local_steps(task: Task, request: Record, memory: Memory) -> Record:
     """A client's half: E first-order steps from w_t on all trainables -> delta float32 [d]."""
+    return descend(task, request)
+
+
+def descend(task: Task, request: Record, pull_: Pull | None = None) -> Record:
+    """E first-order steps from the request's w_t -> delta float32 [d].
+
+    Args:
+        task: the client's.
+        request: a plan and w_t.
+        pull_: what is added to each gradient; FedAvg adds nothing.
+
+    Raises:
+        ClientError: a loss or gradient is not finite.
+    """
     plan = request.values
     model, optimizer = task.model, Optimizer.from_values(plan["optimizer"])
     start = request.array("weights/vector", "float32", (model.layout.size,))
@@ -73,6 +76,8 @@ def local_steps(task: Task, request: Record, memory: Memory) -> Record:
         loss, gradient, _ = model.first_order(batch.inputs, 0, None, task.loss_on(batch))
         if not (np.isfinite(loss) and np.isfinite(gradient).all()):
             raise ClientError(f"non-finite loss or gradient in local step {e + 1}")
+        if pull_ is not None:
+            pull_(gradient, vector, start)
         optimizer.update_(vector, gradient, state, e + 1)
         loss_sum += loss * len(batch.targets)
         examples += len(batch.targets)

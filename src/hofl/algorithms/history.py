@@ -11,7 +11,8 @@ State: ``cursors/synced`` int64 [clients], rounds a client has applied (-1: it h
 ``weights/moments`` float32 [k, n], the optimizer's persistent state; the value ``recipes``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ Floats = NDArray[np.float32]
 Recipes = Sequence[tuple[int, dict[str, Any]]]
 """(first round, recipe) in order; the last one goes on."""
 
+PASS = 64
+"""Rounds a pass over the weights: ``hadamard`` keeps a vector for each step of a pass."""
 
 UpdateOf = Callable[[dict[str, Any]], Update]
 
@@ -61,25 +64,27 @@ def begin(
 
 
 def recipe_of(probing: Probing, update: Update) -> dict[str, Any]:
-    """What a replay of a round needs beside its key and scalars."""
+    """What a replay of a round needs beside its key and scalars; as it reads back from a checkpoint."""
     values = probing.to_values()
-    return {n: values[n] for n in ("directions", "probes", "rng")} | {"optimizer": update.to_values()}
+    recipe = {n: values[n] for n in ("directions", "probes", "rng")} | {"optimizer": update.to_values()}
+    plain: dict[str, Any] = json.loads(json.dumps(recipe))
+    return plain
 
 
 def replay_rounds_(
     weights: Floats,
-    moments: Floats,
+    moments: Iterable[Floats],
     first: int,
     keys: NDArray[np.uint64],
     scalars: Floats,
     recipes: Recipes,
     update_of: UpdateOf = Optimizer.from_values,
 ) -> None:
-    """Apply rounds ``first ..`` to the shared part in place; rounds of one recipe go in one pass.
+    """Apply rounds ``first ..`` to the shared part in place, block by block, PASS rounds at a time.
 
     Args:
         weights: float32 [n], overwritten.
-        moments: float32 [k, n], overwritten.
+        moments: k arrays float32 [n], overwritten.
         first: number of the first round, from 0.
         keys: uint64 [rounds, 2], each round's root key.
         scalars: float32 [rounds, E, q], averaged over its clients.
@@ -95,13 +100,15 @@ def replay_rounds_(
         if not recipe["probes"]:
             continue
         law, q, count = recipe["directions"], recipe["probes"], scalars.shape[1]
-        steps = [
-            Step(Directions(Key.from_array(keys[t - first]).fold(e), law, q, len(weights)), s)
-            for t in range(start, stop)
-            for e, s in enumerate(scalars[t - first])
-        ]
-        with np.errstate(all="ignore"):
-            replay_(weights, steps, update_of(recipe["optimizer"]), list(moments), first=start * count + 1)
+        update, state = update_of(recipe["optimizer"]), list(moments)
+        for begins in range(start, stop, PASS):
+            steps = [
+                Step(Directions(Key.from_array(keys[t - first]).fold(e), law, q, len(weights)), s)
+                for t in range(begins, min(begins + PASS, stop))
+                for e, s in enumerate(scalars[t - first])
+            ]
+            with np.errstate(all="ignore"):
+                replay_(weights, steps, update, state, first=begins * count + 1)
 
 
 def _stretches(first: int, last: int, recipes: Recipes) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -166,9 +173,9 @@ def news(state: Record, client: int, weights: Floats, snapshot: bool = False) ->
     """
     t, mark = state.values["round"], int(state.arrays["cursors/synced"][client])
     window = len(state.arrays["seeds/history"])
-    proof = {"digests/before": digest(weights)}
+    moments = state.arrays["weights/moments"]
+    proof = {"digests/before": _proof(weights, moments)}
     if snapshot or mark < 0 or t - mark > window:
-        moments = state.arrays["weights/moments"]
         full = {"weights/bottom": weights, **({"weights/moments": moments} if len(moments) else {})}
         return Record({**proof, **full}, {"since": -1})
     rows = np.arange(mark, t) % window
@@ -205,8 +212,13 @@ def catch_up(
             replay_rounds_(
                 arrays["weights/bottom"], arrays["weights/moments"], held, keys, scalars, recipes, update_of
             )
-    same = np.array_equal(digest(kept.arrays["weights/bottom"]), request.arrays["digests/before"])
-    return kept if same else None
+    found = _proof(kept.arrays["weights/bottom"], kept.arrays["weights/moments"])
+    return kept if np.array_equal(found, request.arrays["digests/before"]) else None
+
+
+def _proof(weights: Floats, moments: Floats) -> NDArray[np.uint8]:
+    """A digest of all that a client keeps: uint8 [32]."""
+    return digest(np.concatenate([weights, moments.ravel()]))
 
 
 def behind(request: Record) -> Record:
@@ -236,7 +248,7 @@ def ask(
             break
     for client in asked:
         del answers[client]
-        failures[client] = "refused: it cannot take the snapshot it was sent"
+        failures.setdefault(client, "refused: it cannot take the snapshot it was sent")
     return dict(sorted(answers.items()))
 
 

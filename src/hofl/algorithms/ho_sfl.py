@@ -17,6 +17,7 @@ way is left out.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from hofl.algorithms import aggregate, history
 from hofl.algorithms import split as messages
 from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.algorithms.probing import CHECKED, SHARED, Probing, root_key, step_directions, zo_signal
-from hofl.algorithms.split import Split, Top, about, ask
+from hofl.algorithms.setup import Setup
+from hofl.algorithms.split import Split, about, ask
 from hofl.core.estimators import ESTIMATORS, agreement
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
@@ -40,97 +42,96 @@ def ho_sfl(
     layout: Layout, boundaries: Sequence[int], training: aggregate.Training, probing: Probing, split: Split
 ) -> Algorithm:
     """HO-SFL over ``layout``; ``boundaries`` are all the same cut."""
+    setup = Setup(layout, tuple(boundaries), training, probing, split)
+    actions = {"activate": activate, "probe": probe, "settle": settle}
+    return Algorithm(partial(init, setup), partial(play, setup), partial(rebuild, layout), actions)
 
-    def init(vector: Vector) -> Record:
-        """Round 0: nobody holds anything; zero optimizer state on both sides of the cut."""
-        start, d_c = aggregate.initial_state(training, vector), layout.bottom_size(boundaries[0])
-        q = probing.to_values()["probes"]
-        shared = history.begin(len(training.sizes), split.history, d_c, 1, q, probing.optimizer)
-        top = np.array(training.optimizer.init(len(vector) - d_c), dtype=np.float32)
-        moments = top.reshape(-1, len(vector) - d_c)  # [k, d_s]
-        return Record({**start.arrays, **shared, "weights/top_moments": moments}, start.values)
 
-    def plan(state: Record, client: int) -> Record:
-        """What a client is asked in this round."""
-        values = aggregate.plan_values(state, client, training) | probing.to_values()
-        values |= {"steps": 1, "boundary": boundaries[0], "layout": layout.fingerprint, "wire": split.wire}
-        values |= {"recipe": history.recipe_of(probing, probing.optimizer), "step": 0}
-        root = root_key(training.seed, SHARED, values["round"]).array()
-        return Record({"seeds/root": root} if values["probes"] else {}, values)
+def init(setup: Setup, vector: Vector) -> Record:
+    """Round 0: nobody holds anything; zero optimizer state on both sides of the cut."""
+    start, training, d_c = aggregate.initial_state(setup.training, vector), setup.training, setup.d_c
+    clients, q = len(training.sizes), setup.probing.to_values()["probes"]
+    shared = history.begin(clients, setup.split.history, d_c, 1, q, setup.probing.optimizer)
+    top = np.array(training.optimizer.init(len(vector) - d_c), dtype=np.float32)
+    moments = top.reshape(-1, len(vector) - d_c)  # [k, d_s]
+    return Record({**start.arrays, **shared, "weights/top_moments": moments}, start.values)
 
-    def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
-        """One round, the server's half."""
-        assert split.task is not None
-        failures: dict[int, str] = {}
-        plans, q = {i: plan(state, i) for i in cohort}, probing.to_values()["probes"]
-        d_c = layout.bottom_size(boundaries[0])
-        bottom, top = history.bottom_of(state, d_c), state.arrays["weights/vector"][d_c:]
-        # 1. the key of the round, and what a client lacks;  2. it answers with z and labels
-        sent = history.ask(call, "activate", state, plans, bottom, failures)
-        # the server, for each client: loss of its batch, gradient at theta_s^t, lambda = dloss/dz
-        served = Top(split.task, boundaries[0], split.wire).serve(top, sent, failures)
-        # 3. lambda down;  4a. the scalars up
-        requests = {i: about(sent[i], {"feedback/delta": delta}) for i, (_, _, delta) in served.items()}
-        replies = ask(call, "probe", requests, failures) if q else {i: about(sent[i], {}) for i in served}
-        entries = [messages.counted(i, plans[i], replies[i], sent[i], served[i][0]) for i in replies]
-        entries = [e for e in entries if history.accepted(e, (1, q), failures)]
-        if len(entries) < training.quorum:
-            raise RoundVoid(failures)
-        gradient = aggregate.mean((plans[i].values["weight"], g) for i, (_, g, _) in served.items())
-        server = Record({}, {"client": SERVER, "optimizer": training.optimizer.to_values()})
-        book = [Entry(SERVER, server, Record({"weights/gradient": gradient})), *entries]
-        moved = step(state, book)
-        # 4b. the average down; each client takes the step and proves it
-        book[1:] = settled(moved, entries, call, failures)
-        row = {"boundaries": [boundaries[0]] * len(cohort), **aggregate.loss_row(book)}
-        row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
-        sums = (e.reply.arrays["metrics/agreement"] for e in entries if q)
-        row["zo_signal"] = zo_signal(sums, probing.estimator)
-        return Outcome(history.in_step(moved, book), tuple(book), row, failures)
 
-    def settled(moved: Record, entries: list[Entry], call: Call, failures: dict[int, str]) -> list[Entry]:
-        """Stage 4b: the averaged scalars go down -> the entries, with who is in step."""
-        if not probing.to_values()["probes"]:
-            return [Entry(i, p, Record(r.arrays, {**r.values, "in_step": True})) for i, p, r in entries]
-        t, d_c = moved.values["round"] - 1, layout.bottom_size(boundaries[0])
-        mean = moved.arrays["scalars/history"][t % len(moved.arrays["scalars/history"])]
-        requests = {e.client: about(e.reply, {"scalars/mean": mean}) for e in entries}
-        replies = ask(call, "settle", requests, failures)
-        expected, found = digest(history.bottom_of(moved, d_c)), []
-        for i, asked, reply in entries:
-            agrees = i in replies and messages.proves(replies[i], expected)
-            if i in replies and not agrees:
-                failures[i] = f"refused: {aggregate.MISMATCH}"
-            found.append(Entry(i, asked, Record(reply.arrays, {**reply.values, "in_step": agrees})))
-        return found
+def play(setup: Setup, state: Record, cohort: Sequence[int], call: Call) -> Outcome:
+    """One round, the server's half."""
+    failures, d_c, probing = dict[int, str](), setup.d_c, setup.probing
+    recipe, q = history.recipe_of(probing, probing.optimizer), probing.to_values()["probes"]
+    root = root_key(setup.training.seed, SHARED, state.values["round"])
+    plans = {i: setup.plan(state, i, root, clean=True, steps=1, recipe=recipe) for i in cohort}
+    bottom, top = history.bottom_of(state, d_c), state.arrays["weights/vector"][d_c:]
+    # 1. the key of the round, and what a client lacks;  2. it answers with z and labels
+    sent = history.ask(call, "activate", state, plans, bottom, failures)
+    # the server, for each client: loss of its batch, gradient at theta_s^t, lambda = dloss/dz
+    served = setup.top.serve(top, sent, failures)
+    # 3. lambda down;  4a. the scalars up
+    requests = {i: about(sent[i], {"feedback/delta": delta}) for i, (_, _, delta) in served.items()}
+    replies = ask(call, "probe", requests, failures) if q else {i: about(sent[i], {}) for i in served}
+    entries = [messages.counted(i, plans[i], replies[i], sent[i], served[i][0]) for i in replies]
+    entries = [e for e in entries if history.accepted(e, (1, q), failures)]
+    if len(entries) < setup.training.quorum:
+        raise RoundVoid(failures)
+    gradient = aggregate.mean((plans[i].values["weight"], g) for i, (_, g, _) in served.items())
+    server = Record({}, {"client": SERVER, "optimizer": setup.training.optimizer.to_values()})
+    book = [Entry(SERVER, server, Record({"weights/gradient": gradient})), *entries]
+    moved = step(setup.layout, state, book)
+    # 4b. the average down; each client takes the step and proves it
+    book[1:] = settled(moved, entries, d_c, call, failures)
+    row = {"boundaries": [setup.boundaries[0]] * len(cohort), **aggregate.loss_row(book)}
+    row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
+    row["zo_signal"] = zo_signal(
+        (e.reply.arrays["metrics/agreement"] for e in entries if q), probing.estimator
+    )
+    return Outcome(history.in_step(moved, book), tuple(book), row, failures)
 
-    def step(state: Record, entries: Sequence[Entry]) -> Record:
-        """Both halves take their step: the bottom by the averaged scalars, the top by its gradient."""
-        clients = [e for e in entries if e.client != SERVER]
-        (server,) = (e for e in entries if e.client == SERVER)
-        asked, t = clients[0].plan, state.values["round"]
-        d_c, q = layout.bottom_size(asked.values["boundary"]), asked.values["probes"]
-        vector, moments = state.arrays["weights/vector"].copy(), state.arrays["weights/top_moments"].copy()
-        # theta_c <- theta_c - eta (1/P) sum_p s_p u_p
-        mean = history.mean_scalars(clients, (1, q)) if q else np.zeros((1, 0), dtype=np.float32)
-        root = asked.arrays.get("seeds/root", np.zeros(2, dtype=np.uint64))
-        arrays, values = history.advance(state, vector[:d_c], root, mean, asked.values["recipe"])
-        # theta_s <- theta_s - eta mean_m grad_m
-        gradient = server.reply.array("weights/gradient", "float32", (layout.size - d_c,)).copy()
-        Optimizer.from_values(server.plan.values["optimizer"]).update_(
-            vector[d_c:], gradient, list(moments), t + 1
-        )
-        cursors = state.arrays["cursors/next"].copy()
-        for e in clients:
-            cursors[e.client] = e.plan.values["position"] + 1
-        arrays |= {"weights/vector": vector, "weights/top_moments": moments, "cursors/next": cursors}
-        return Record({**state.arrays, **arrays}, {**state.values, **values, "round": t + 1})
 
-    def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
-        """The round again from its entries."""
-        return history.in_step(step(state, entries), entries)
+def settled(
+    moved: Record, entries: list[Entry], d_c: int, call: Call, failures: dict[int, str]
+) -> list[Entry]:
+    """Stage 4b: the averaged scalars go down -> the entries, with who is in step."""
+    t, past = moved.values["round"] - 1, moved.arrays["scalars/history"]
+    if not past.shape[2]:  # the frozen-bottom control has no step to take
+        return [Entry(i, p, Record(r.arrays, {**r.values, "in_step": True})) for i, p, r in entries]
+    requests = {e.client: about(e.reply, {"scalars/mean": past[t % len(past)]}) for e in entries}
+    replies = ask(call, "settle", requests, failures)
+    expected, found = digest(history.bottom_of(moved, d_c)), []
+    for i, asked, reply in entries:
+        agrees = i in replies and messages.proves(replies[i], expected)
+        if i in replies and not agrees:
+            failures[i] = f"refused: {aggregate.MISMATCH}"
+        found.append(Entry(i, asked, Record(reply.arrays, {**reply.values, "in_step": agrees})))
+    return found
 
-    return Algorithm(init, play, rebuild, {"activate": activate, "probe": probe, "settle": settle})
+
+def step(layout: Layout, state: Record, entries: Sequence[Entry]) -> Record:
+    """Both halves take their step: the bottom by the averaged scalars, the top by its gradient."""
+    clients = [e for e in entries if e.client != SERVER]
+    (server,) = (e for e in entries if e.client == SERVER)
+    asked, t = clients[0].plan, state.values["round"]
+    d_c, q = layout.bottom_size(asked.values["boundary"]), asked.values["probes"]
+    vector, moments = state.arrays["weights/vector"].copy(), state.arrays["weights/top_moments"].copy()
+    # theta_c <- theta_c - eta (1/P) sum_p s_p u_p
+    mean = history.mean_scalars(clients, (1, q)) if q else np.zeros((1, 0), dtype=np.float32)
+    root = asked.arrays.get("seeds/root", np.zeros(2, dtype=np.uint64))
+    arrays, values = history.advance(state, vector[:d_c], root, mean, asked.values["recipe"])
+    # theta_s <- theta_s - eta mean_m grad_m
+    gradient = server.reply.array("weights/gradient", "float32", (layout.size - d_c,)).copy()
+    optimizer = Optimizer.from_values(server.plan.values["optimizer"])
+    optimizer.update_(vector[d_c:], gradient, list(moments), t + 1)
+    cursors = state.arrays["cursors/next"].copy()
+    for e in clients:
+        cursors[e.client] = e.plan.values["position"] + 1
+    arrays |= {"weights/vector": vector, "weights/top_moments": moments, "cursors/next": cursors}
+    return Record({**state.arrays, **arrays}, {**state.values, **values, "round": t + 1})
+
+
+def rebuild(layout: Layout, state: Record, entries: Sequence[Entry]) -> Record:
+    """The round again from its entries."""
+    return history.in_step(step(layout, state, entries), entries)
 
 
 def activate(task: Task, request: Record, memory: Memory) -> Record:
@@ -142,7 +143,7 @@ def activate(task: Task, request: Record, memory: Memory) -> Record:
     kept = history.catch_up(memory, request, d_c)
     if kept is None:
         return history.behind(request)
-    memory.kept = kept
+    memory.kept = kept if plan["probes"] else Record(kept.arrays, {"round": plan["round"] + 1})
     model.write(kept.arrays["weights/bottom"])
     batch = task.batch(plan["client"], plan["position"], plan["batch"])
     surrogate = DeferredSurrogate(model, batch.inputs, plan["boundary"])

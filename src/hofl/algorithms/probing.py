@@ -1,19 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """What methods that probe share: settings, the directions of a step, and whether the probes carry signal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from hofl.core.directions import RNG_ID, Directions, Family
-from hofl.core.estimators import Doubles, signal
+from hofl.core.estimators import ESTIMATORS, Doubles, Floats, agreement, signal
 from hofl.core.keys import Key
-from hofl.core.optimizers import Optimizer
+from hofl.core.optimizers import Optimizer, Update
+from hofl.core.record import Record
+from hofl.core.replay import Step, replay_
+from hofl.errors import ClientError, RecordError
+from hofl.models.forward_mode import LossSurrogate
+from hofl.tasks.base import Task
 
 SHARED = 0
 """The client coordinate of a key that all clients share; a method has shared keys or private ones."""
+
+Along = Callable[[Directions, Sequence[Floats]], Directions]
+"""(directions, the update's state) -> the directions to probe along."""
+
+
+class Law(NamedTuple):
+    """How shared scalars become steps: by an optimizer (DeComFL), or by a law of the method's own (HiSo).
+
+    Attributes:
+        update: of this run.
+        update_of: of a recorded round, from what its recipe says.
+        along: what is probed along.
+    """
+
+    update: Update
+    update_of: Callable[[dict[str, Any]], Update] = Optimizer.from_values
+    along: Along = lambda directions, _: directions
+
 
 CHECKED = 3
 """Rounds in which one-sided probes also visit the mirrored points, where a step is all a round has."""
@@ -68,6 +92,70 @@ def root_key(seed: int, client: int, round: int) -> Key:
 def step_directions(plan: dict[str, Any], root: Key, step: int, size: int) -> Directions:
     """The q directions of local step ``step`` (from 0): both halves derive them from the root key."""
     return Directions(root.fold(step), plan["directions"], plan["probes"], size)
+
+
+def loss_steps_(
+    task: Task,
+    plan: dict[str, Any],
+    root: Key,
+    vector: Floats,
+    state: Sequence[Floats],
+    first: int = 1,
+    update: Update | None = None,
+    along: Along = lambda directions, _: directions,
+) -> Record:
+    """E zeroth-order steps of a client on the loss itself, along the directions of ``root``.
+
+    Args:
+        task: the client's.
+        plan: values of its request.
+        root: of the round; step e has its own child.
+        vector: all trainables float32 [d], moved in place.
+        state: of ``update``, moved in place.
+        first: the update's number of the first step, from 1.
+        update: what moves the vector; None is the plan's ``bottom_optimizer``.
+        along: what is probed along, given the directions and the state; the step keeps the directions.
+
+    Returns:
+        scalars float32 [E, q], the agreement sums, the sum of losses and the number of examples.
+
+    Raises:
+        ClientError: a loss or scalar is not finite.
+    """
+    update = Optimizer.from_values(plan["bottom_optimizer"]) if update is None else update
+    scalars = np.zeros((plan["steps"], plan["probes"]), dtype=np.float32)
+    loss_sum, examples, agreed = 0.0, 0, np.zeros(3)
+    for e in range(plan["steps"]):
+        batch = task.batch(plan["client"], plan["position"] + e, plan["batch"])
+        task.model.write(vector)
+        surrogate = LossSurrogate(task.model, batch.inputs, task.loss_on(batch))
+        directions = step_directions(plan, root, e, len(vector))
+        probed = along(directions, state)
+        loss, probe = ESTIMATORS[plan["estimator"]](surrogate, probed, plan["radius"], e == 0)
+        learnt = probe(torch.ones_like(loss))
+        with np.errstate(over="ignore"):
+            scalars[e] = learnt.values  # rounded to the wire's float32, then used
+        if not (bool(torch.isfinite(loss).all()) and np.isfinite(scalars[e]).all()):
+            raise ClientError(f"non-finite loss or scalar in local step {e + 1}")
+        replay_(vector, [Step(directions, scalars[e])], update, state, first + e)
+        agreed += agreement(learnt)
+        loss_sum += float(loss) * len(batch.targets)
+        examples += len(batch.targets)
+    values = {name: plan[name] for name in ("run", "round", "client")}
+    values |= {"loss_sum": loss_sum, "examples": examples}
+    return Record({"scalars/s": scalars, "metrics/agreement": agreed}, values)
+
+
+def agreement_of(reply: Record) -> Doubles:
+    """A reply's agreement sums float64 [3], checked.
+
+    Raises:
+        RecordError: they are missing, or no sums of squares.
+    """
+    sums: Doubles = reply.array("metrics/agreement", "float64", (3,))
+    if sums[1:].min() < 0:
+        raise RecordError("its sums of squares are negative")
+    return sums
 
 
 def zo_signal(agreements: Iterable[Doubles], estimator: str) -> float | None:

@@ -126,7 +126,8 @@ def sent_values(values: Mapping[str, Any], step: int, batch: Batch, z: Tensor) -
 
 def about(message: Record, arrays: dict[str, NDArray[Any]]) -> Record:
     """The next message of the conversation that ``message`` is of."""
-    return Record(arrays, identity(message.values) | {"batch_id": message.values["batch_id"]})
+    values = identity(message.values, message.values["step"])
+    return Record(arrays, values | {"batch_id": message.values["batch_id"]})
 
 
 def counted(client: int, plan: Record, reply: Record, sent: Record, loss: float) -> Entry:

@@ -10,7 +10,10 @@ from hofl.report.tables import Table, number, seconds, size
 
 if TYPE_CHECKING:
     from hofl.session import Session
+    from hofl.theory.communication import Traffic
 
+_NEVER_KEPT = ("activations", "labels")
+"""What no ledger holds."""
 _LISTED = 12
 """Clients up to which the partition is shown one line each."""
 _LARGE = 100e6
@@ -21,7 +24,7 @@ _TELLING = 0.1
 
 def describe(session: "Session") -> Iterator[str | Table]:
     """The first lines of a run: mode, device, model, labels, partition, boundaries, cohort, bytes."""
-    from hofl.build import probes_of
+    from hofl.build import probes_of, steps_of
     from hofl.session import settings_of
 
     config, task, model = session.config, session.task, session.task.model
@@ -37,7 +40,7 @@ def describe(session: "Session") -> Iterator[str | Table]:
     yield partition(task.facts.get("partition", ()), config.partition.kind)
     yield boundaries(session)
     yield cohort(session)
-    steps, batch = config.local.steps, config.local.batch
+    steps, batch = steps_of(config), config.local.batch
     yield (
         f"each participation: {steps} optimizer steps, {steps * probes_of(config)} probes, "
         f"up to {steps * batch} example visits (batches of {batch}; a smaller client gives what it has)"
@@ -52,9 +55,12 @@ def describe(session: "Session") -> Iterator[str | Table]:
 
 def telling(session: "Session") -> Iterator[str]:
     """A warning for each boundary whose few coordinates the scalars of one participation nearly fix."""
-    from hofl.build import probes_of
+    from hofl.algorithms import ALGORITHMS
+    from hofl.build import probes_of, steps_of
 
-    scalars = session.config.local.steps * probes_of(session.config)
+    scalars = steps_of(session.config) * probes_of(session.config)
+    if not ALGORITHMS[session.config.algorithm].hybrid:
+        return
     for boundary in sorted(set(session.boundaries)):
         bottom = session.task.model.layout.bottom_size(boundary)
         if bottom and scalars > _TELLING * bottom:
@@ -65,23 +71,28 @@ def telling(session: "Session") -> Iterator[str]:
 
 
 def ledger_bytes(session: "Session") -> float:
-    """What a full ledger will hold, in bytes: the expected replies of all rounds; 0 for one of scalars."""
-    config, plan = session.config, session.policy
+    """What a full ledger will hold, in bytes: the replies of all rounds, and of split methods the tops."""
+    from hofl.algorithms import ALGORITHMS
+    from hofl.theory.communication import WEIGHT
+
+    config, plan, layout = session.config, session.policy, session.task.model.layout
     if config.run.ledger != "full":
         return 0.0
-    up = [sent(session, session.boundaries[client])[0] for client in session.able]
-    return config.rounds * plan.cohort * float(plan.shares @ up)
+    kept = [sum(n for c, n in sent(session, b)["up"].items() if c not in _NEVER_KEPT) for b in _able(session)]
+    split = ALGORITHMS[config.algorithm].split
+    top = WEIGHT * (layout.size - layout.bottom_size(session.boundaries[0])) if split else 0
+    return config.rounds * (top + plan.cohort * float(plan.shares @ kept))
 
 
-def sent(session: "Session", boundary: int) -> tuple[int, int]:
-    """Payload bytes of one participation, up and down."""
-    from hofl.build import probes_of
-    from hofl.theory import communication
+def _able(session: "Session") -> list[int]:
+    return [session.boundaries[client] for client in session.able]
 
-    config, layout = session.config, session.task.model.layout
-    bottom = layout.bottom_size(boundary)
-    traffic = communication.ho_fl(layout.size, bottom, config.local.steps, probes_of(config))
-    return sum(traffic["up"].values()), sum(traffic["down"].values())
+
+def sent(session: "Session", boundary: int) -> "Traffic":
+    """Payload bytes by category of one participation of a client that is in step."""
+    from hofl.theory import traffic
+
+    return traffic.of(session.config.algorithm, session.sizes(boundary))
 
 
 def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
@@ -103,15 +114,18 @@ def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
 
 def boundaries(session: "Session") -> Table:
     """Clients, dimensions and payload bytes of a participation, one line a boundary."""
-    from hofl.build import probes_of
+    from hofl.algorithms import ALGORITHMS
+    from hofl.build import probes_of, steps_of
 
-    layout, probes = session.task.model.layout, probes_of(session.config)
+    layout, probes, steps = session.task.model.layout, probes_of(session.config), steps_of(session.config)
+    hybrid = ALGORITHMS[session.config.algorithm].hybrid
     rows = []
     for boundary, count in sorted(Counter(session.boundaries).items()):
         bottom = layout.bottom_size(boundary)
-        scalars = session.config.local.steps * probes if bottom else 0
+        scalars = steps * probes if bottom or not hybrid else 0
         cells = (boundary, count, f"{bottom:,}", f"{layout.size - bottom:,}", scalars)
-        rows.append((*map(str, cells), *map(size, sent(session, boundary))))
+        ways = sent(session, boundary)
+        rows.append((*map(str, cells), *(size(sum(ways[way].values())) for way in ("up", "down"))))
     columns = ("boundary", "clients", "bottom", "top", "scalars up", "payload up", "payload down")
     return Table(f"boundaries: blocks below the cut, of {layout.blocks}", columns, tuple(rows))
 

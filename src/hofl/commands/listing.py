@@ -32,20 +32,52 @@ def list_(
         return print_json(next(iter(found.values())) if len(found) == 1 else found)
     for title, entries in found.items():
         print_table(_table(title, entries))
+        for line in NOTES.get(title, ()):
+            say(line)
         say("")
 
 
+TAXONOMY = {
+    "name": "name",
+    "title": "title",
+    "paradigm": "paradigm",
+    "boundary": "boundary",
+    "uploads": "uploads a step",
+    "local_steps": "local steps",
+    "backpropagates": "who backpropagates",
+    "memory": "client memory",
+    "uplink": "up a round",
+    "downlink": "down a round",
+}
+"""What a terminal shows of an algorithm, with its headings; the rest is in ``--json``."""
+
+NOTES = {
+    "algorithms": (
+        "Up and down are numbers of one client, keys apart; uploads are boundary activations.",
+        "d trainables: d_c below the boundary, d_fo above it, d_a of an auxiliary head; q probes;",
+        "E local steps, tau the server's, k between two uploads; A numbers of one boundary activation;",
+        "y labels and lengths of a batch; lag rounds since the client was in step.",
+        "Papers, rates and estimators: hofl list algorithms --json",
+    )
+}
+"""Lines under a table."""
+
+
 def _table(title: str, entries: list[Entry]) -> Table:
-    columns = tuple(entries[0])
+    columns = TAXONOMY if title == "algorithms" else dict(zip(entries[0], entries[0], strict=True))
     rows = tuple(tuple(str(entry[c]) for c in columns) for entry in entries)
-    return Table(title, columns, rows, frozenset(range(len(columns))))
+    return Table(title, tuple(columns.values()), rows, frozenset(range(len(columns))))
 
 
 def _algorithms() -> dict[str, list[Entry]]:
     from hofl.algorithms import ALGORITHMS
 
-    rows = [m._asdict() | {"leaves_device": ", ".join(m.leaves_device)} for m in ALGORITHMS.values()]
-    return {"algorithms": rows}
+    return {
+        "algorithms": [
+            m._asdict() | {"leaves_device": ", ".join(m.leaves_device), "hybrid": m.hybrid}
+            for m in ALGORITHMS.values()
+        ]
+    }
 
 
 def _tasks() -> dict[str, list[Entry]]:
@@ -54,6 +86,7 @@ def _tasks() -> dict[str, list[Entry]]:
 
     tasks = [
         {"task.name": "text", "is": "classification of texts by label words or a trained head"},
+        {"task.name": "vision", "is": "classification of small images; sklearn:digits needs no download"},
         {"task.name": "synthetic", "is": "clouds of points and a small network: seconds, no files"},
     ]
     templates = [
@@ -82,6 +115,10 @@ def _models() -> dict[str, list[Entry]]:
         {"model.source": "path/to/folder", "is": "a folder that save_pretrained wrote"},
         {"model.source": "path/to/model.gguf", "is": "one GGUF file, dequantised"},
         {"model.source": "package:NAME", "is": "a folder or GGUF file inside an installed package"},
+        {
+            "model.source": "resnet18, resnet8",
+            "is": "residual networks for task vision, trained from scratch",
+        },
         {"model.source": "tiny:FAMILY", "is": "a random tiny model with a word-hash tokenizer, for trials"},
     ]
     families = [{"family": name, "trial": f"tiny:{name}"} for name in FAMILIES]

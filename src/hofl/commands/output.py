@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from hofl.report.tables import Table, clean, to_rich
+from hofl.report.tables import Table, clean, fit, to_rich
 
 _PIPE_WIDTH = 200
 
@@ -32,8 +33,12 @@ def warn(text: object) -> None:
 
 
 def print_table(table: Table) -> None:
-    """A table; columns too many for the terminal wrap inside their cells."""
-    console().print(to_rich(table))
+    """A table; columns too many for the terminal go into tables under each other."""
+    screen = console()
+    for part in fit(table, screen.width):
+        if part.title:
+            screen.print(Text(clean(part.title), style="italic"))
+        screen.print(to_rich(part))
 
 
 def print_json(value: Any) -> None:

@@ -143,7 +143,9 @@ class Directions:
         if self.family == "gaussian":
             return gaussian(self.key.fold(probe), start, stop)
         if self.family == "sphere":
-            return gaussian(self.key.fold(probe), start, stop) * self._scales[probe]
+            u = gaussian(self.key.fold(probe), start, stop)
+            u *= self._scales[probe]
+            return u
         if self.family == "rademacher":
             return signs(self.key.fold(probe), start, stop)
         parity = np.bitwise_count(self._rows[probe] & np.arange(start, stop)) & 1

@@ -1,72 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs side by side: grouped by everything but the seed, and a winner only where there is one."""
+"""Groups of runs side by side: by examples and bytes, and a winner only where there is one."""
 
 import itertools
-import json
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from hofl.errors import DataError
-from hofl.report.rows import RunData, amount
-from hofl.report.tables import Table, number, seconds, size, spread
-
-_NO_PART = {"seed", "run"}
+from hofl.report.budgets import budget_table, budget_values, client_forwards
+from hofl.report.groups import Group, control, evaluation_examples, mean, metric_name
+from hofl.report.tables import Table, count, number, seconds, size, spread
 
 FEW_SEEDS = "not separable: needs two seeds or more on each side"
 """How a verdict ends that cannot be given."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed only, and the final metric of each that finished."""
-
-    label: str
-    runs: tuple[RunData, ...]
-
-    @property
-    def values(self) -> list[float]:
-        """Final metric of the runs that finished."""
-        return [float(r.summary["metric"]["value"]) for r in self.runs if r.summary and r.status == "done"]
-
-    @property
-    def troubles(self) -> list[str]:
-        """Statuses of the runs that did not finish, such as ``diverged@r2``."""
-        return [r.status for r in self.runs if r.status != "done"]
-
-    @property
-    def mean(self) -> float | None:
-        """Mean over the seeds, None where no run finished."""
-        return statistics.fmean(self.values) if self.values else None
-
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation over the seeds, None below two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    def average(self, key: str) -> float | None:
-        """Mean of a summary field over the runs that have it; objects count as their sum."""
-        found = [amount(r.summary[key]) for r in self.runs if r.summary and r.summary.get(key) is not None]
-        return statistics.fmean(found) if found else None
-
-
-def group(runs: Sequence[RunData]) -> list[Group]:
-    """Group runs by their configuration without the seed, in the order given, with distinct labels.
-
-    Raises:
-        DataError: fewer than one run, a run given twice, or runs on different data.
-    """
-    if not runs:
-        raise DataError("nothing to compare; give at least one run folder")
-    if len({r.folder.resolve() for r in runs}) < len(runs):
-        raise DataError("a run folder is given twice; name each once")
-    _require_same_data(runs)
-    groups: dict[str, list[RunData]] = {}
-    for run in runs:
-        groups.setdefault(_identity(run), []).append(run)
-    members = [tuple(found) for found in groups.values()]
-    return [Group(label, found) for label, found in zip(_labels(members), members, strict=True)]
 
 
 def verdicts(groups: Sequence[Group]) -> list[str]:
@@ -83,18 +27,18 @@ def verdicts(groups: Sequence[Group]) -> list[str]:
     return [*(line for line in found if line not in few), f"{len(few)} other pairs: {FEW_SEEDS}"]
 
 
-def metric_name(groups: Sequence[Group]) -> str:
-    """The metric all runs report."""
-    named = (r.summary["metric"]["name"] for g in groups for r in g.runs if r.summary)
-    return str(next(named, "metric"))
+def tables(groups: Sequence[Group]) -> list[Table]:
+    """All there is to show: final models, equal budgets where there is something to compare, every run."""
+    between = [budget_table(groups)] if len(groups) > 1 else []
+    return [summary_table(groups), *between, seed_table(groups)]
 
 
 def summary_table(groups: Sequence[Group]) -> Table:
     """One line a group: the metric, what it is compared with, and what it cost."""
     columns = ("runs of", "n", metric_name(groups), "balanced", "zero-shot", "majority", "frozen control")
-    costs = ("examples seen", "uplink", "downlink", "peak memory", "time", "status")
+    spent = ("examples seen", "uplink", "downlink", "client peak memory", "client forwards", "time", "status")
     rows = tuple(_line(g, control(g, groups)) for g in groups)
-    return Table(f"Final model, mean ± sample SD over seeds; {_scale(groups)}", columns + costs, rows)
+    return Table(f"Final model, mean ± sample SD over seeds; {_scale(groups)}", columns + spent, rows)
 
 
 def seed_table(groups: Sequence[Group]) -> Table:
@@ -121,131 +65,39 @@ def to_json(groups: Sequence[Group]) -> dict[str, Any]:
             {"label": g.label, "n": len(g.values), "mean": g.mean, "sd": g.sd, "values": g.values}
             | {"frozen_control": base.mean if base else None, "not_finished": g.troubles}
             | {key: g.average(key) for key in fields}
+            | {"client_peak_bytes": _client_peak(g), "client_forwards": _forwards(g)}
             | {"runs": [{"folder": str(r.folder), "seed": r.seed, "status": r.status} for r in g.runs]}
         )
     return {
         "metric": metric_name(groups),
         "evaluation_examples": evaluation_examples(groups),
         "groups": listed,
+        "equal_budgets": budget_values(groups),
         "verdicts": verdicts(groups),
     }
-
-
-def evaluation_examples(groups: Sequence[Group]) -> int:
-    """How many examples the metric was measured on; 0 where no run finished."""
-    counts = (int(r.summary["metric"].get("n") or 0) for g in groups for r in g.runs if r.summary)
-    return next(counts, 0)
-
-
-def control(of: Group, groups: Sequence[Group]) -> Group | None:
-    """The frozen-bottom control of a group: ``zo.estimator = "none"``, all else outside ``[zo]`` the same.
-
-    None for a control itself and where no client has a bottom.
-    """
-    flat = _flat(of.runs[0])
-    if flat.get("zo.estimator") in (None, "none") or not any(flat.get("cohort.boundaries", ())):
-        return None
-    frozen = [g for g in groups if _flat(g.runs[0]).get("zo.estimator") == "none"]
-    return next((g for g in frozen if _unprobed(_flat(g.runs[0])) == _unprobed(flat)), None)
-
-
-def _unprobed(flat: dict[str, Any]) -> dict[str, Any]:
-    """What is not about probes: a frozen bottom has no use for ``[zo]``."""
-    return {key: value for key, value in flat.items() if not key.startswith("zo.")}
-
-
-def _require_same_data(runs: Sequence[RunData]) -> None:
-    first = runs[0]
-    twins: dict[int, RunData] = {}
-    for run in runs:
-        twin = twins.setdefault(run.seed, run)
-        _require_same(first, run, _SAME)
-        _require_same(twin, run, _SAME_SEED)
-
-
-def _require_same(one: RunData, other: RunData, facts: dict[str, Callable[[RunData], Any]]) -> None:
-    for what, pick in facts.items():
-        ours, theirs = pick(one), pick(other)
-        if ours is not None and theirs is not None and ours != theirs:
-            raise DataError(
-                f"{other.folder} and {one.folder} differ in their {what}; compare runs on the same data"
-            )
-
-
-def _measured_on(run: RunData) -> Any:
-    metric = (run.summary or {}).get("metric")
-    return (metric["name"], metric.get("n")) if metric else None
-
-
-_SAME: dict[str, Callable[[RunData], Any]] = {
-    "[task]": lambda run: run.config.get("task"),
-    "[partition]": lambda run: run.config.get("partition"),
-    "evaluation set": _measured_on,
-}
-# Data may be drawn by the seed (a subset, a partition), so these are held equal seed by seed.
-_SAME_SEED: dict[str, Callable[[RunData], Any]] = {
-    "data fingerprint": lambda run: (run.manifest.get("fingerprints") or {}).get("data"),
-    "data": lambda run: (run.manifest.get("facts") or {}).get("data_sha256"),
-}
-
-
-def _identity(run: RunData) -> str:
-    return json.dumps(_flat(run), sort_keys=True)
-
-
-def _flat(run: RunData) -> dict[str, Any]:
-    """The configuration by dotted key, without what is no part of a group's identity.
-
-    What ``[zo.optimizer]`` has in common with ``[optimizer]`` is left out: it says nothing new.
-    """
-    flat: dict[str, Any] = {}
-
-    def _walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                _walk(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            flat[prefix] = value
-
-    _walk("", {k: v for k, v in run.config.items() if k not in _NO_PART})
-    return {k: v for k, v in flat.items() if not k.startswith("zo.optimizer.") or flat.get(k[3:]) != v}
-
-
-def _labels(groups: Sequence[tuple[RunData, ...]]) -> list[str]:
-    """Algorithm, estimator and boundaries; where two agree, also every key that tells them apart."""
-    flats = [_flat(found[0]) for found in groups]
-    names = [_name(flat) for flat in flats]
-    keys = sorted({key for flat in flats for key in flat})
-    labels = []
-    for name, flat in zip(names, flats, strict=True):
-        twins = [f for n, f in zip(names, flats, strict=True) if n == name]
-        telling = [k for k in keys if any(f.get(k) != flat.get(k) for f in twins)]
-        labels.append(" ".join([name, *(f"{k}={_short(flat.get(k))}" for k in telling)]))
-    return labels
-
-
-def _name(flat: dict[str, Any]) -> str:
-    boundaries = flat.get("cohort.boundaries", ())
-    name = str(flat.get("algorithm", "?"))
-    shown = ",".join(map(str, boundaries))
-    return f"{name} {flat.get('zo.estimator', '?')} b={shown}" if any(boundaries) else name
-
-
-def _short(value: Any) -> str:
-    return "unset" if value is None else str(value).replace(" ", "")
 
 
 def _line(g: Group, base: Group | None) -> tuple[str, ...]:
     trouble = f" ({', '.join(sorted(set(g.troubles)))})" if g.troubles else ""
     shown = (spread(g.mean, g.sd) if g.values else "–") + trouble
-    examples = g.average("examples_seen")
     return (
         *(g.label, str(len(g.values)), shown),
         *(number(g.average(key)) for key in ("balanced_accuracy", "zero_shot", "majority_class")),
-        *(spread(base.mean, base.sd) if base else "–", "–" if examples is None else f"{examples:.0f}"),
-        *(size(g.average("bytes_up")), size(g.average("bytes_down")), size(g.average("peak_bytes"))),
+        *(spread(base.mean, base.sd) if base else "–", count(g.average("examples_seen"))),
+        *(size(g.average("bytes_up")), size(g.average("bytes_down"))),
+        *(size(_client_peak(g)), count(_forwards(g))),
         *(seconds(g.average("seconds")), f"{len(g.values)} of {len(g.runs)} done"),
     )
+
+
+def _client_peak(g: Group) -> float | None:
+    """Of the largest client in any of the runs, bytes."""
+    return max(g.found("client_peak_bytes"), default=None)
+
+
+def _forwards(g: Group) -> float | None:
+    """Mean over the runs with a summary: the same ones whose examples and bytes are shown."""
+    return mean([f for r in g.runs if r.summary and (f := client_forwards(r)) is not None])
 
 
 def _scale(groups: Sequence[Group]) -> str:
@@ -263,4 +115,7 @@ def _verdict(a: Group, b: Group) -> str:
     if abs(a.mean - b.mean) <= a.sd + b.sd:
         return f"{pair}: not separable: their mean ± SD intervals overlap"
     gap = f"by {abs(a.mean - b.mean):.3f}; their mean ± SD intervals do not overlap"
+    seen = [count(g.average("examples_seen")) for g in (best, other)]
+    if seen[0] != seen[1]:
+        gap += f"; after {seen[0]} and {seen[1]} examples"
     return f"{pair}: {best.label} is ahead of {other.label} {gap}"

@@ -114,6 +114,34 @@ def amount(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
+def spent(run: RunData, against: str) -> list[float]:
+    """What a run had spent by the end of each of its rows.
+
+    Args:
+        run: a run folder.
+        against: ``examples_seen``, ``bytes_up``, ``bytes_down``, or ``bytes_total`` for both ways.
+    """
+    if against == "examples_seen":
+        return [float(row.get(against) or 0) for row in run.rows]
+    if against == "bytes_total":
+        ways = (cumulative(run.rows, way) for way in ("bytes_up", "bytes_down"))
+        return [up + down for up, down in zip(*ways, strict=True)]
+    return cumulative(run.rows, against)
+
+
+def curve(run: RunData, against: str, metric: str) -> tuple[list[float], list[float]]:
+    """Where a run was evaluated, as :func:`spent` says it, and the metric there.
+
+    Args:
+        run: a run folder.
+        against: see :func:`spent`.
+        metric: a name in the rows' ``metrics``.
+    """
+    measured = [(row.get("metrics") or {}).get(metric) for row in run.rows]
+    found = [(x, float(y)) for x, y in zip(spent(run, against), measured, strict=True) if y is not None]
+    return [x for x, _ in found], [y for _, y in found]
+
+
 def _read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object, None where there is no such file."""
     if not path.is_file():

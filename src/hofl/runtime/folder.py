@@ -174,7 +174,7 @@ def write_manifest(
     """
     told = ("mode", "algorithm", "model", "dtype", "seed", "labels_at", "leaves_device")
     facts = {name: prints.at_home(getattr(settings, name)) for name in told}
-    facts |= {"task": task.name, "fingerprints": dict(found), "rng": RNG_ID}
+    facts |= {"task": task.name, "fingerprints": dict(found), "rng": RNG_ID, "blocks": task.model.blocks}
     facts |= {"facts": finite(prints.portable(task.facts))}
     facts |= {name: sessions[-1][name] for name in ("versions", "hardware")}
     write_json(folder / MANIFEST, {**facts, "sessions": sessions})

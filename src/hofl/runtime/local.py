@@ -10,10 +10,11 @@ import re
 import sysconfig
 import time
 import traceback
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hofl.algorithms.base import Action, Call, Replies
+from hofl.algorithms.base import Action, Call, Memory, Replies
 from hofl.core.record import Record
 from hofl.errors import ClientError, HoflError, RecordError
 from hofl.runtime.meter import Meter
@@ -29,30 +30,40 @@ MESSAGE_LIMIT = 2000
 """Characters of an exception's message that are kept."""
 
 
-def local_call(task: Task, actions: Mapping[str, Action], meter: Meter | None = None) -> Call:
+def local_call(
+    task: Task,
+    actions: Mapping[str, Action],
+    meter: Meter | None = None,
+    cuts: Sequence[int] | None = None,
+) -> Call:
     """A call that runs the clients in order of their number.
 
     A client that raises, or whose reply is no record, is absent from the replies and explained. An
     interrupt passes through, and so does the error of a setting or model that serves no client. One
     that took longer than the deadline is absent as late: clients share this process, so its time is
-    its own, not that of those before it.
+    its own, not that of those before it. Each client has a memory of its own, as long as the call lives.
 
     Args:
         task: passed to every action; its model serves all clients.
         actions: what a client can be asked; a name not in it is a KeyError of the caller's.
-        meter: told of every blob that crosses.
+        meter: told of every blob that crosses; its ``memory`` may measure clients.
+        cuts: of a split method, the boundary up to which each client holds the model; None: all of it.
     """
     counted = Meter() if meter is None else meter
+    memories: defaultdict[int, Memory] = defaultdict(Memory)
 
     def call(action: str, requests: Mapping[int, Record], deadline: float | None) -> Replies:
         """Ask each client in turn."""
         act = actions[action]
         replies = Replies({}, {})
         for client in sorted(requests):
-            blob = requests[client].to_bytes()
-            counted.sent(requests[client], len(blob))
+            request = requests[client]
+            blob = request.to_bytes()
+            counted.sent(request, len(blob))
+            boundary, held = request.values.get("boundary"), None if cuts is None else cuts[client]
             try:
-                replies.records[client] = _answer(act, task, blob, deadline, counted)
+                with counted.memory.of(client, boundary, task.model, held):
+                    replies.records[client] = _answer(act, task, blob, memories[client], deadline, counted)
             except Exception as error:  # any failure of a client is its own, never the run's
                 if isinstance(error, HoflError) and not isinstance(error, RecordError):
                     raise  # the user's to mend, and the same for every client
@@ -62,9 +73,11 @@ def local_call(task: Task, actions: Mapping[str, Action], meter: Meter | None = 
     return call
 
 
-def _answer(act: Action, task: Task, blob: bytes, deadline: float | None, meter: Meter) -> Record:
+def _answer(
+    act: Action, task: Task, blob: bytes, memory: Memory, deadline: float | None, meter: Meter
+) -> Record:
     start = time.monotonic()
-    reply = act(task, Record.from_bytes(blob))
+    reply = act(task, Record.from_bytes(blob), memory)
     answer = reply.to_bytes()
     meter.received(reply, len(answer))
     elapsed = time.monotonic() - start

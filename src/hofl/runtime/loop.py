@@ -92,6 +92,7 @@ class _Session:
     def __init__(self, parts: Parts, where: Path, settings: Settings) -> None:
         self.task, self.algorithm, _, self.meter, self.draw, self.warn = parts
         self.call = metered(parts.call, parts.meter)
+        self.meter.memory.on = True
         self.where, self.settings = where, settings
         self.device = self.task.model.device
         self.round, self.totals, self.saving = -1, totals.Totals(), 0.0
@@ -217,7 +218,9 @@ class _Session:
         up, down, clients = self.meter.take()
         seconds = {"clients": clients, "server": max(0.0, busy - clients), "evaluate": evaluate, "save": save}
         columns = {"bytes_up": up, "bytes_down": down, "seconds": seconds, "failures": failures}
-        columns |= {"peak_bytes": peak_bytes(self.device)}
+        client, set_back = self.meter.memory.take()
+        peak = peak_bytes(self.device)
+        columns |= {"peak_bytes": None if peak is None else max(peak, set_back), "client_peak_bytes": client}
         return totals.make_row(self.round + 1, cohort, outcome, self.totals.examples, columns)
 
     def _is_due(self, number: int) -> bool:

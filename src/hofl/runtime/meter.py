@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 
 from hofl.algorithms.base import Call, Replies
 from hofl.core.record import Record, bytes_by_category
+from hofl.runtime.tracked import ClientMemory
 
 
 @dataclass
 class Meter:
     """Counts since the last ``take``: the values of each counter sum to the blobs' lengths.
 
-    ``seconds`` is the time that calls made through :func:`metered` took.
+    ``seconds`` is the time that calls made through :func:`metered` took. ``memory`` measures clients where
+    it is asked to and the runtime can.
     """
 
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    memory: ClientMemory = field(default_factory=ClientMemory)
 
     def sent(self, record: Record, size: int) -> None:
         """A request of ``size`` serialised bytes went to a client."""

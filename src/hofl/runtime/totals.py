@@ -25,6 +25,7 @@ class Totals:
         down: bytes to clients by category.
         seconds: by phase.
         peak: the highest row's peak in bytes, None where unknown.
+        client_peak: the largest client's peak in bytes over the rows that have one.
         failures: client failures, those of void attempts included.
         start_loss: of the evaluation before round 1, what later losses are held against.
         zero_shot: the metric before round 1.
@@ -36,6 +37,7 @@ class Totals:
     down: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     peak: int | None = None
+    client_peak: int | None = None
     failures: int = 0
     start_loss: float | None = None
     zero_shot: float | None = None
@@ -65,6 +67,8 @@ class Totals:
                 total[name] = total.get(name, 0) + amount
         if row["peak_bytes"] is not None:
             self.peak = max(self.peak or 0, row["peak_bytes"])
+        if row["client_peak_bytes"] is not None:
+            self.client_peak = max(self.client_peak or 0, row["client_peak_bytes"])
         if row["metrics"] is not None:
             self.measured = row["metrics"] | {"round": row["round"]}
         if row["round"] == 0:
@@ -147,6 +151,7 @@ def summary(
         "bytes_down_total": sum(totals.down.values()),
         "seconds": totals.seconds,
         "peak_bytes": totals.peak,
+        "client_peak_bytes": totals.client_peak,
         "failures": totals.failures,
         "final_sha256": sha,
     }
