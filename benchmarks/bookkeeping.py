@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome
 from hofl.core.keys import Key
 from hofl.core.record import Record
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome
 from hofl.runtime.folder import Settings
 from hofl.runtime.local import IN_PROCESS, local_call
 from hofl.runtime.loop import Parts, run

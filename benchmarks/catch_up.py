@@ -11,13 +11,13 @@ import argparse
 import numpy as np
 from _timing import interleaved, report
 
-from hofl.algorithms import history
-from hofl.algorithms.base import Memory
-from hofl.algorithms.probing import SHARED, Probing, root_key
 from hofl.core.directions import Directions, blocks, gaussian
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
+from hofl.protocol import history
+from hofl.protocol.base import Memory
+from hofl.protocol.probing import SHARED, Probing, root_key
 
 SIZE, PROBES, BUDGET = 147_456, 2, 1.5
 PROBING = Probing("forward", PROBES, 1e-3, "gaussian", Optimizer("sgd", 1e-6))

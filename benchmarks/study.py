@@ -3,8 +3,8 @@
 
     python benchmarks/study.py FOLDER OUT [SEED ...] [section.key=value ...] [--jobs N]
 
-Each run is one `hofl run` in OUT/NAME/SEED; finished ones are skipped and broken-off ones resumed, so a study can
-be stopped at any time. Then: hofl compare OUT/*/* --out OUT/compare
+Each run is one `hofl run` in OUT/NAME/SEED; finished ones are skipped and broken-off ones resumed, so a study
+can be stopped at any time. Then: hofl compare OUT/*/* --out OUT/compare
 """
 
 import os

@@ -4,9 +4,9 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from hofl.algorithms.base import Action, Algorithm, Memory, Outcome, Replies
 from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
+from hofl.protocol.base import Action, Algorithm, Memory, Outcome, Replies
 from hofl.tasks.base import Task
 
 

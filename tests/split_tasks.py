@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from families import adapted
-from hofl.algorithms.base import Call, Replies
 from hofl.core.record import Record
 from hofl.models.boundary import cut
 from hofl.models.tiny import HashTokenizer
+from hofl.protocol.base import Call, Replies
 from hofl.tasks.base import Batch, Task
 from hofl.tasks.metrics import Sums
 from hofl.tasks.partition import Partition

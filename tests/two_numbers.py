@@ -10,15 +10,15 @@ from torch import nn
 
 from families import numbers
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Outcome
-from hofl.algorithms.probing import Probing
-from hofl.algorithms.split import Split
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.models.boundary import cut
 from hofl.models.load import load, restrict_head
 from hofl.models.lora import add_lora
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Call, Outcome
+from hofl.protocol.probing import Probing
+from hofl.protocol.split import Split
 from hofl.tasks.base import Batch, Task
 from hofl.tasks.metrics import Sums
 from hofl.tasks.partition import Partition

@@ -10,10 +10,6 @@ import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm
-from hofl.algorithms.probing import Probing, Shared
-from hofl.algorithms.split import Split
 from hofl.config import Config, OptimizerConfig, cohort_size, dump
 from hofl.core.directions import Directions
 from hofl.core.keys import Key
@@ -22,6 +18,10 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.sampling import Policy, dimension_aware, uniform
 from hofl.errors import ConfigError
 from hofl.models.forward_mode import LossSurrogate
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Probing, Shared
+from hofl.protocol.split import Split
 from hofl.tasks.base import Batch, Task
 
 if TYPE_CHECKING:

@@ -13,10 +13,6 @@ import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm
-from hofl.algorithms.probing import Probing, Shared
-from hofl.algorithms.split import Split, smashed
 from hofl.build import (
     Draw,
     active,
@@ -37,6 +33,10 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.sampling import Policy
 from hofl.errors import ConfigError, RecordError
 from hofl.models.lora import export
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Probing, Shared
+from hofl.protocol.split import Split, smashed
 from hofl.runtime import checkpoint, folder, ledger, loop, prints
 from hofl.runtime.files import storage
 from hofl.runtime.folder import Settings

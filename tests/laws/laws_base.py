@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm
 from hofl.tasks.base import Task
 from hofl.tasks.partition import Partition
 from hofl.tasks.synthetic import synthetic_task

@@ -13,9 +13,9 @@ from laws_base import make_task as make_task
 from rows_federated import BOUNDARIES as BOUNDARIES
 from rows_federated import hybrid as hybrid
 
-from hofl.algorithms.base import Algorithm, Call, Outcome, Replies
 from hofl.core.record import Record
 from hofl.core.sampling import uniform
+from hofl.protocol.base import Algorithm, Call, Outcome, Replies
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task

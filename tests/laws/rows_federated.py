@@ -8,8 +8,8 @@ from hofl.algorithms.fedprox import fedprox
 from hofl.algorithms.fedzo import fedzo
 from hofl.algorithms.ho_fl import ho_fl
 from hofl.algorithms.mezo import mezo
-from hofl.algorithms.probing import Probing
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.probing import Probing
 from hofl.tasks.base import Task
 from hofl.theory import communication
 

@@ -5,8 +5,8 @@ from laws_base import ADAMW, MOMENTUM, SGD, STEPS, Row, training
 
 from hofl.algorithms.decomfl import decomfl
 from hofl.algorithms.hiso import hiso
-from hofl.algorithms.probing import Probing, Shared
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.probing import Probing, Shared
 from hofl.tasks.base import Task
 from hofl.theory import communication
 

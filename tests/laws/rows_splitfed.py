@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from laws_base import ADAMW, BATCH, CLIENTS, CUT, MOMENTUM, SGD, STEPS, WIDTH, Row, training
 
-from hofl.algorithms.base import Algorithm
 from hofl.algorithms.heron_sfl import heron_sfl
-from hofl.algorithms.probing import Probing
-from hofl.algorithms.split import Split
 from hofl.algorithms.splitfed import splitfed_v1, splitfed_v2
 from hofl.algorithms.splitlora import splitlora
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Probing
+from hofl.protocol.split import Split
 from hofl.tasks.base import Task
 from hofl.theory import communication
 

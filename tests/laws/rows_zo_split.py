@@ -6,10 +6,10 @@ from collections.abc import Callable
 from laws_base import ADAMW, BATCH, CUT, MOMENTUM, SGD, STEPS, WIDTH, Row, training
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.base import Algorithm
-from hofl.algorithms.probing import Probing
-from hofl.algorithms.split import Split
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Probing
+from hofl.protocol.split import Split
 from hofl.tasks.base import Task
 from hofl.theory import communication
 from hofl.theory.communication import Traffic, catch_up

@@ -26,11 +26,11 @@ from rows import (
 )
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.base import SERVER, Call, Entry, Replies, RoundVoid
-from hofl.algorithms.probing import step_directions
 from hofl.core.keys import Key
 from hofl.core.record import Record
 from hofl.core.replay import hex_digest
+from hofl.protocol.base import SERVER, Call, Entry, Replies, RoundVoid
+from hofl.protocol.probing import step_directions
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 
@@ -43,7 +43,7 @@ torch.set_num_threads(int(sys.argv[2]))
 sys.path.insert(0, sys.argv[3])
 from pathlib import Path
 from rows import ROWS, task_of
-from hofl.algorithms.base import Entry
+from hofl.protocol.base import Entry
 from hofl.core.record import Record
 from hofl.core.replay import hex_digest
 read = lambda path: Record.from_bytes(path.read_bytes())

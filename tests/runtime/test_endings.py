@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tiny_run
 
-from hofl.algorithms.base import Outcome
 from hofl.core.record import Record
 from hofl.errors import RunFailed
+from hofl.protocol.base import Outcome
 from hofl.runtime import checkpoint, totals
 from hofl.runtime.rows import read_rows
 

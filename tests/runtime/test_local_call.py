@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tiny_run
 
-from hofl.algorithms.base import Replies, RoundVoid
 from hofl.core.record import CATEGORIES, Record
 from hofl.errors import ClientError, ConfigError, DataError, ModelError, RecordError
+from hofl.protocol.base import Replies, RoundVoid
 from hofl.runtime import tracked
 from hofl.runtime.local import MESSAGE_LIMIT, explain, local_call, redact
 from hofl.runtime.loop import Parts, run

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm
 from hofl.algorithms.decomfl import decomfl
 from hofl.algorithms.hiso import hiso
 from hofl.algorithms.ho_sfl import ho_sfl
-from hofl.algorithms.probing import Probing, Shared
-from hofl.algorithms.split import Split
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Probing, Shared
+from hofl.protocol.split import Split
 from hofl.runtime import checkpoint, ledger
 from hofl.runtime.local import local_call
 from hofl.runtime.loop import Parts, run

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid
 from hofl.algorithms.fedavg import fedavg
 from hofl.algorithms.ho_fl import Probing, ho_fl
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid
 from hofl.runtime.folder import Settings
 from hofl.runtime.local import IN_PROCESS, local_call
 from hofl.runtime.loop import Parts, run

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Action, Algorithm
-from hofl.algorithms.probing import Probing, Shared
-from hofl.algorithms.split import Split
 from hofl.core.directions import Directions
 from hofl.core.estimators import ESTIMATORS
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.models.boundary import cut
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Action, Algorithm
+from hofl.protocol.probing import Probing, Shared
+from hofl.protocol.split import Split
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task
 from hofl.tasks.partition import Partition

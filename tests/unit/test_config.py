@@ -2,10 +2,14 @@
 import pytest
 from pydantic import ValidationError
 
+from hofl.algorithms import ALGORITHMS
 from hofl.config import Config, about, cohort_size, dump, load, parse, placed
 from hofl.errors import ConfigError, DataError, HoflError, ModelError
 
 SYNTHETIC = '[task]\nname = "synthetic"\n'
+
+
+NAMES = ", ".join(f"'{name}'" for name in list(ALGORITHMS)[:-1]) + f" or '{list(ALGORITHMS)[-1]}'"
 
 
 def message(text: str, *overrides: str) -> str:
@@ -27,15 +31,15 @@ def message(text: str, *overrides: str) -> str:
         (
             "frob = 3",
             "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and [model], [task], "
-            "[partition], [cohort], [local], [optimizer], [zo], [evaluation], [run]",
+            "[partition], [cohort], [local], [optimizer], [zo], [split], [evaluation], [run]",
         ),
         (
             "[frob]\nx = 3",
             "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and "
-            "[model], [task], [partition], [cohort], [local], [optimizer], [zo], [evaluation], [run]",
+            "[model], [task], [partition], [cohort], [local], [optimizer], [zo], [split], [evaluation], [run]",
         ),
         ("[run]\nfrob = 3", "x.toml:2: run.frob is unknown; [run] has threads, ledger"),
-        ('algorithm = "sgd"', "x.toml:1: algorithm = \"sgd\": must be 'ho_fl' or 'fedavg'"),
+        ('algorithm = "sgd"', f'x.toml:1: algorithm = "sgd": must be {NAMES}'),
         (
             '[partition]\nkind = "stripes"',
             "x.toml:2: partition.kind = \"stripes\": must be 'iid', 'dirichlet', 'by_label', "
@@ -191,7 +195,7 @@ def test_fedavg_has_no_boundary(boundaries: str, fine: bool) -> None:
     if fine:
         assert parse(text, "x").algorithm == "fedavg"
     else:
-        with pytest.raises(ConfigError, match="fedavg backpropagates through every block"):
+        with pytest.raises(ConfigError, match="fedavg has no boundary"):
             parse(text, "x")
 
 

@@ -12,19 +12,20 @@ from laws_base import ADAMW, MOMENTUM, SGD, make_task, training
 from torch import nn
 
 from clients import Clients, last, play
-from hofl.algorithms import ALGORITHMS, aggregate
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Entry
+from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.decomfl import decomfl
 from hofl.algorithms.mezo import mezo
-from hofl.algorithms.probing import SHARED, Probing, Shared, root_key
-from hofl.algorithms.split import Split
 from hofl.core.directions import Directions, gaussian
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, hex_digest, replay_
 from hofl.models.boundary import cut
+from hofl.protocol import aggregate
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Entry
+from hofl.protocol.probing import SHARED, Probing, Shared, root_key
+from hofl.protocol.split import Split
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Batch, Task, cross_entropy
 from hofl.tasks.metrics import Sums

@@ -8,12 +8,12 @@ import pytest
 from laws_base import ADAMW, COHORT, MOMENTUM, SGD, make_task
 from laws_base import training as laws_training
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, RoundVoid
 from hofl.algorithms.fedavg import fedavg
 from hofl.algorithms.fedprox import fedprox
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, RoundVoid
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task
 from pair_task import pair_task

@@ -8,13 +8,13 @@ import pytest
 from laws_base import ADAMW, SGD, make_task
 from laws_base import training as laws_training
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Outcome
 from hofl.algorithms.fedzo import fedzo
-from hofl.algorithms.probing import Probing
 from hofl.core.directions import gaussian
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Outcome
+from hofl.protocol.probing import Probing
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task
 from pair_task import START, pair_task

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hofl.algorithms import learner
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Memory, RoundVoid
 from hofl.algorithms.heron_sfl import heron_sfl
-from hofl.algorithms.probing import Probing, root_key
-from hofl.algorithms.split import Split
 from hofl.core.directions import Directions
 from hofl.core.estimators import ESTIMATORS
 from hofl.core.keys import Key
@@ -22,6 +17,11 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import ClientError, ModelError, RecordError
 from hofl.models.auxiliary import AuxiliarySurrogate, features, head_loss, start_head
+from hofl.protocol import learner
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Memory, RoundVoid
+from hofl.protocol.probing import Probing, root_key
+from hofl.protocol.split import Split
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task, cross_entropy

@@ -8,16 +8,16 @@ import pytest
 from laws_base import SGD, make_task, training
 
 from clients import Clients, last, play
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm
 from hofl.algorithms.decomfl import decomfl
 from hofl.algorithms.hiso import Whitened, hiso, whitened
-from hofl.algorithms.probing import Probing, Shared
 from hofl.core.directions import Directions, gaussian
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, hex_digest, replay_
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Probing, Shared
 from hofl.tasks.base import Task
 from pair_task import START, pair_task
 

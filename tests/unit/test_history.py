@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from clients import Clients, last
-from hofl.algorithms import history
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Memory
 from hofl.algorithms.decomfl import decomfl
 from hofl.algorithms.hiso import hiso
 from hofl.algorithms.ho_sfl import ho_sfl
-from hofl.algorithms.probing import SHARED, Probing, Shared, root_key
-from hofl.algorithms.split import Split
 from hofl.core.directions import Directions, gaussian
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, hex_digest, replay_
 from hofl.errors import RecordError
+from hofl.protocol import history
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Memory
+from hofl.protocol.probing import SHARED, Probing, Shared, root_key
+from hofl.protocol.split import Split
 from hofl.tasks.base import Task
 from hofl.tasks.partition import Partition
 from hofl.tasks.synthetic import synthetic_task

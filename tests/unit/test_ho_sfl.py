@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Replies
-from hofl.algorithms.probing import Probing
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.models.boundary import CutModel
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Replies
+from hofl.protocol.probing import Probing
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task

@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from hofl.algorithms.base import SERVER, Replies, RoundVoid
 from hofl.core.record import Record
+from hofl.protocol.base import SERVER, Replies, RoundVoid
 from hofl.runtime.local import local_call
 from two_numbers import built, played, two_numbers
 

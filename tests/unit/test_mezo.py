@@ -9,15 +9,15 @@ import pytest
 from laws_base import ADAMW, MOMENTUM, SGD, make_task
 from laws_base import training as laws_training
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Replies, RoundVoid
 from hofl.algorithms.decomfl import decomfl
 from hofl.algorithms.mezo import mezo
-from hofl.algorithms.probing import Probing, Shared
 from hofl.core.directions import gaussian
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Call, Replies, RoundVoid
+from hofl.protocol.probing import Probing, Shared
 from hofl.runtime import ledger
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from families import CAUSAL
-from hofl.algorithms import ALGORITHMS, split
-from hofl.algorithms.base import Memory, Replies
-from hofl.algorithms.split import Top, about, ask, feedback_of, opened, pack, sent_values, smashed, unpack
+from hofl.algorithms import ALGORITHMS
 from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
 from hofl.models.boundary import CutModel
+from hofl.protocol import split
+from hofl.protocol.base import Memory, Replies
+from hofl.protocol.split import Top, about, ask, feedback_of, opened, pack, sent_values, smashed, unpack
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task
 from hofl.tasks.partition import Partition

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from families import perceptron
-from hofl.algorithms import learner, splitfed
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Memory, Outcome, Replies, RoundVoid
+from hofl.algorithms import splitfed
 from hofl.algorithms.fedavg import fedavg
-from hofl.algorithms.split import Split
 from hofl.algorithms.splitfed import splitfed_v1, splitfed_v2
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
@@ -23,6 +20,10 @@ from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
 from hofl.models.boundary import CutModel, cut
 from hofl.models.tiny import tiny
+from hofl.protocol import learner
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Memory, Outcome, Replies, RoundVoid
+from hofl.protocol.split import Split
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task
 from hofl.tasks.partition import Partition

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from families import digest
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Replies
-from hofl.algorithms.split import Split
 from hofl.algorithms.splitlora import splitlora
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Replies
+from hofl.protocol.split import Split
 from hofl.runtime.local import local_call
 from hofl.tasks.base import Task
 from split_tasks import chain_task, losing, text_of

@@ -4,10 +4,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hofl.algorithms.base import SERVER, Replies
 from hofl.core.keys import Key
 from hofl.core.record import Record
 from hofl.models.boundary import CutModel
+from hofl.protocol.base import SERVER, Replies
 from hofl.runtime.local import local_call
 from two_numbers import built, played, two_numbers
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from hofl.algorithms.base import Algorithm
+    from hofl.protocol.base import Algorithm
 
 _ALL = ("forward", "central", "tangent", "sketch", "none")
 _LABELS = ("boundary activations", "labels", "lengths of texts")

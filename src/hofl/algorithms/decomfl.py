@@ -25,10 +25,16 @@ from functools import partial
 
 import numpy as np
 
-from hofl.algorithms import aggregate, history
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, Replies, RoundVoid, Vector
-from hofl.algorithms.probing import (
+from hofl.core.keys import Key
+from hofl.core.layout import Layout
+from hofl.core.optimizers import Floats
+from hofl.core.record import Record
+from hofl.core.replay import digest
+from hofl.errors import ClientError, RecordError
+from hofl.protocol import aggregate, history
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, Replies, RoundVoid, Vector
+from hofl.protocol.probing import (
     SHARED,
     Law,
     Probing,
@@ -38,12 +44,6 @@ from hofl.algorithms.probing import (
     root_key,
     zo_signal,
 )
-from hofl.core.keys import Key
-from hofl.core.layout import Layout
-from hofl.core.optimizers import Floats
-from hofl.core.record import Record
-from hofl.core.replay import digest
-from hofl.errors import ClientError, RecordError
 from hofl.tasks.base import Task
 
 

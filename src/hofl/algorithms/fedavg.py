@@ -15,13 +15,13 @@ from functools import partial
 
 import numpy as np
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, Vector
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import ClientError
+from hofl.protocol import aggregate
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, Vector
 from hofl.tasks.base import Task
 
 Pull = Callable[[Vector, Vector, Vector], None]

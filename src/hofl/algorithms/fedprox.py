@@ -17,11 +17,11 @@ from functools import partial
 
 import numpy as np
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, Vector
 from hofl.algorithms.fedavg import descend
 from hofl.core.layout import Layout
 from hofl.core.record import Record
+from hofl.protocol import aggregate
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, Vector
 from hofl.tasks.base import Task
 
 

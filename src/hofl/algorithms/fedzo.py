@@ -24,14 +24,14 @@ from functools import partial
 
 import numpy as np
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, Vector
-from hofl.algorithms.probing import Probing, agreement_of, loss_steps_, root_key, zo_signal
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import ClientError
+from hofl.protocol import aggregate
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, Vector
+from hofl.protocol.probing import Probing, agreement_of, loss_steps_, root_key, zo_signal
 from hofl.tasks.base import Task
 
 

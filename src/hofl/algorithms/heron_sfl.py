@@ -25,13 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hofl.algorithms import aggregate, learner
-from hofl.algorithms import split as messages
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.learner import Learner
-from hofl.algorithms.probing import Probing, root_key, step_directions, zo_signal
-from hofl.algorithms.split import Split, Top, ask, identity, opened
 from hofl.core.estimators import ESTIMATORS, agreement
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
@@ -40,6 +33,13 @@ from hofl.core.record import Record
 from hofl.core.replay import Step, replay_
 from hofl.errors import ClientError, RecordError
 from hofl.models.auxiliary import AuxiliarySurrogate, features, start_head
+from hofl.protocol import aggregate, learner
+from hofl.protocol import split as messages
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.learner import Learner
+from hofl.protocol.probing import Probing, root_key, step_directions, zo_signal
+from hofl.protocol.split import Split, Top, ask, identity, opened
 from hofl.tasks.base import Task
 
 _HEAD = int.from_bytes(b"head", "big")

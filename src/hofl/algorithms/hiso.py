@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import Algorithm
 from hofl.algorithms.decomfl import protocol
-from hofl.algorithms.probing import Law, Probing, Shared
 from hofl.core.directions import Directions
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Floats, Optimizer
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Algorithm
+from hofl.protocol.probing import Law, Probing, Shared
 
 
 def hiso(layout: Layout, training: Training, probing: Probing, shared: Shared) -> Algorithm:

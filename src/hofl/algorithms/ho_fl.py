@@ -20,9 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.probing import Probing, root_key, step_directions, zo_signal
 from hofl.core.directions import Directions
 from hofl.core.estimators import ESTIMATORS, Scalars, agreement
 from hofl.core.keys import Key
@@ -31,6 +28,9 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
+from hofl.protocol import aggregate
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.probing import Probing, root_key, step_directions, zo_signal
 from hofl.tasks.base import Batch, Task
 
 

@@ -21,12 +21,6 @@ from functools import partial
 
 import numpy as np
 
-from hofl.algorithms import aggregate, history
-from hofl.algorithms import split as messages
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.probing import CHECKED, SHARED, Probing, root_key, step_directions, zo_signal
-from hofl.algorithms.setup import Setup
-from hofl.algorithms.split import Split, about, ask
 from hofl.core.estimators import ESTIMATORS, agreement
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
@@ -35,6 +29,12 @@ from hofl.core.record import Record
 from hofl.core.replay import digest
 from hofl.errors import ClientError
 from hofl.models.forward_mode import DeferredSurrogate
+from hofl.protocol import aggregate, history
+from hofl.protocol import split as messages
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.probing import CHECKED, SHARED, Probing, root_key, step_directions, zo_signal
+from hofl.protocol.setup import Setup
+from hofl.protocol.split import Split, about, ask
 from hofl.tasks.base import Task
 
 
@@ -53,7 +53,7 @@ def init(setup: Setup, vector: Vector) -> Record:
     clients, q = len(training.sizes), setup.probing.to_values()["probes"]
     shared = history.begin(clients, setup.split.history, d_c, 1, q, setup.probing.optimizer)
     top = np.array(training.optimizer.init(len(vector) - d_c), dtype=np.float32)
-    moments = top.reshape(-1, len(vector) - d_c)  # [k, d_s]
+    moments = top.reshape(len(top), len(vector) - d_c)  # [k, d_s]
     return Record({**start.arrays, **shared, "weights/top_moments": moments}, start.values)
 
 

@@ -22,18 +22,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hofl.algorithms import aggregate, history, learner, two_sided
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.learner import Learner
-from hofl.algorithms.probing import SHARED, Probing, root_key, zo_signal
-from hofl.algorithms.setup import Setup
-from hofl.algorithms.split import Split, ask, identity
-from hofl.algorithms.two_sided import Floats, part
 from hofl.core.estimators import Doubles, Scalars, agreement
 from hofl.core.layout import Layout
 from hofl.core.record import Record
 from hofl.core.replay import digest
 from hofl.errors import RecordError
+from hofl.protocol import aggregate, history, learner, two_sided
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.learner import Learner
+from hofl.protocol.probing import SHARED, Probing, root_key, zo_signal
+from hofl.protocol.setup import Setup
+from hofl.protocol.split import Split, ask, identity
+from hofl.protocol.two_sided import Floats, part
 from hofl.tasks.base import Task
 
 

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hofl.algorithms import aggregate, history
-from hofl.algorithms.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.probing import SHARED, Probing, agreement_of, loss_steps_, root_key, zo_signal
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.record import Record
 from hofl.core.replay import digest
 from hofl.errors import ClientError, RecordError
+from hofl.protocol import aggregate, history
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.probing import SHARED, Probing, agreement_of, loss_steps_, root_key, zo_signal
 from hofl.tasks.base import Task
 
 

@@ -21,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from hofl.algorithms import aggregate, two_sided
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.probing import Probing
-from hofl.algorithms.replicas import (
+from hofl.core.layout import Layout
+from hofl.core.record import Record
+from hofl.errors import RecordError
+from hofl.protocol import aggregate, two_sided
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.probing import Probing
+from hofl.protocol.replicas import (
     BOTTOM,
     DELAY,
     Replica,
@@ -34,12 +37,9 @@ from hofl.algorithms.replicas import (
     replicas_of,
     server_entry,
 )
-from hofl.algorithms.setup import Setup
-from hofl.algorithms.split import Split, ask
-from hofl.algorithms.two_sided import Floats, measured, slopes
-from hofl.core.layout import Layout
-from hofl.core.record import Record
-from hofl.errors import RecordError
+from hofl.protocol.setup import Setup
+from hofl.protocol.split import Split, ask
+from hofl.protocol.two_sided import Floats, measured, slopes
 from hofl.tasks.base import Task
 
 

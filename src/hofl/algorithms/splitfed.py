@@ -23,17 +23,17 @@ from functools import partial
 
 import numpy as np
 
-from hofl.algorithms import aggregate, learner
-from hofl.algorithms import split as messages
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.algorithms.learner import Learner
-from hofl.algorithms.split import Split, Top, about, ask, identity, opened
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
 from hofl.models.forward_mode import bottom_gradient
+from hofl.protocol import aggregate, learner
+from hofl.protocol import split as messages
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.learner import Learner
+from hofl.protocol.split import Split, Top, about, ask, identity, opened
 from hofl.tasks.base import Task
 
 Turns = Callable[[int, Sequence[int]], Iterable[tuple[int, Learner]]]

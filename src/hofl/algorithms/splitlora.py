@@ -23,14 +23,14 @@ give it adapters (the layout's trainables), since this file is the same for any 
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from hofl.algorithms import aggregate, learner
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Outcome, RoundVoid
-from hofl.algorithms.learner import Learner
-from hofl.algorithms.split import Split, Top
 from hofl.algorithms.splitfed import ACTIONS, exchange
 from hofl.core.layout import Layout
 from hofl.core.record import Record
+from hofl.protocol import aggregate, learner
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Outcome, RoundVoid
+from hofl.protocol.learner import Learner
+from hofl.protocol.split import Split, Top
 
 
 def splitlora(layout: Layout, boundaries: Sequence[int], training: Training, split: Split) -> Algorithm:

@@ -18,15 +18,15 @@ both sides, since there is no clean pass. Optimizers are new in each round, as i
 from collections.abc import Sequence
 from functools import partial
 
-from hofl.algorithms import aggregate, two_sided
-from hofl.algorithms.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid
-from hofl.algorithms.probing import Probing
-from hofl.algorithms.replicas import BOTTOM, agreeing, delta, half_key, replicas_of, server_entry
-from hofl.algorithms.setup import Setup
-from hofl.algorithms.split import Split, ask
 from hofl.core.layout import Layout
 from hofl.core.record import Record
 from hofl.errors import RecordError
+from hofl.protocol import aggregate, two_sided
+from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid
+from hofl.protocol.probing import Probing
+from hofl.protocol.replicas import BOTTOM, agreeing, delta, half_key, replicas_of, server_entry
+from hofl.protocol.setup import Setup
+from hofl.protocol.split import Split, ask
 from hofl.tasks.base import Task
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hofl.algorithms.base import Vector
 from hofl.core.layout import Layout
 from hofl.core.record import Record
 from hofl.core.replay import hex_digest
 from hofl.errors import RecordError
+from hofl.protocol.base import Vector
 from hofl.runtime import files
 
 VECTOR = "weights/vector"

@@ -2,9 +2,10 @@
 """The ledger: what every round's clients were asked and answered, one SQLite transaction a round.
 
 With the initial state it is everything a replay needs. In mode ``scalars`` the replies' weights
-(the top deltas) are left out: small, and good for reading, but no replay. One process writes a
-ledger at a time; the lock dies with the process. The write-ahead log, synced at every commit, costs
-one sync a round where a rollback journal costs three; whoever opens a killed run's ledger merges it.
+(the top deltas) are left out: small, and good for reading; only methods that send none are replayed.
+One process writes a ledger at a time; the lock dies with the process. The write-ahead log, synced at
+every commit, costs one sync a round where a rollback journal costs three; whoever opens a killed run's
+ledger merges it.
 """
 
 import sqlite3
@@ -12,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from hofl.algorithms.base import Algorithm, Entry
 from hofl.core.directions import RNG_ID
 from hofl.core.record import Record
 from hofl.errors import RecordError
+from hofl.protocol.base import Algorithm, Entry
 from hofl.runtime import checkpoint
 from hofl.runtime.files import storage
 from hofl.runtime.rows import LOST, read_rows
@@ -182,6 +183,20 @@ def _refuse_foreign(path: Path) -> None:
                 raise RecordError(f"{path}: not a ledger")
 
 
+def _rebuilt(folder: Path, ledger: Ledger, number: int, state: Record, algorithm: Algorithm) -> Record:
+    """The state after one round more; a ledger of scalars is enough where a method sends nothing else."""
+    entries = ledger.entries(number)
+    try:
+        return algorithm.rebuild(state, entries)
+    except RecordError as error:
+        if ledger.mode == "full":
+            raise
+        raise RecordError(
+            f'{folder}: run.ledger = "{ledger.mode}" left out weights that this method sends, so it cannot '
+            f'be replayed ({error}); run again in a new folder with run.ledger = "full"'
+        ) from error
+
+
 def replay(folder: Path, round: int, algorithm: Algorithm) -> Record:
     """The state after ``round`` of a run, rebuilt from its initial state and its ledger alone.
 
@@ -194,14 +209,9 @@ def replay(folder: Path, round: int, algorithm: Algorithm) -> Record:
     state, _ = checkpoint.load(folder / "initial.safetensors")
     hashes = {row["round"]: row.get("state_sha256") for row in read_rows(folder / "rounds.jsonl")}
     with closing(read(folder / "ledger.sqlite")) as ledger:
-        if ledger.mode != "full":
-            raise RecordError(
-                f'{folder}: run.ledger = "{ledger.mode}" left out the top\'s weights, so it cannot be '
-                'replayed; run again in a new folder with run.ledger = "full"'
-            )
         for number in range(round + 1):
             if number:
-                state = algorithm.rebuild(state, ledger.entries(number))
+                state = _rebuilt(folder, ledger, number, state, algorithm)
             if checkpoint.state_sha256(state) != hashes.get(number):
                 raise RecordError(f"{folder}: the replay of round {number} is not the state in its row")
     return state

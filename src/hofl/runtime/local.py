@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hofl.algorithms.base import Action, Call, Memory, Replies
 from hofl.core.record import Record
 from hofl.errors import ClientError, HoflError, RecordError
+from hofl.protocol.base import Action, Call, Memory, Replies
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task
 

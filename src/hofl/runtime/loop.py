@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from hofl.algorithms.base import Algorithm, Call, Outcome, RoundVoid
 from hofl.core.record import Record
 from hofl.errors import ConfigError, DataError, RecordError, RunFailed
+from hofl.protocol.base import Algorithm, Call, Outcome, RoundVoid
 from hofl.runtime import checkpoint, files, folder, ledger, prints, totals
 from hofl.runtime.files import storage
 from hofl.runtime.folder import Settings

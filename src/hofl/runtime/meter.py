@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hofl.algorithms.base import Call, Replies
 from hofl.core.record import Record, bytes_by_category
+from hofl.protocol.base import Call, Replies
 from hofl.runtime.tracked import ClientMemory
 
 

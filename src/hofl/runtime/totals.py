@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from hofl.algorithms.base import Outcome
 from hofl.errors import RecordError
+from hofl.protocol.base import Outcome
 from hofl.runtime.folder import Settings
 from hofl.runtime.rows import Row, finite
 

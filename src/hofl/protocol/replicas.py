@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.base import SERVER, Entry, Vector
-from hofl.algorithms.probing import root_key, step_directions
-from hofl.algorithms.setup import Setup
-from hofl.algorithms.split import Top, identity
-from hofl.algorithms.two_sided import Floats, measured, part, shifted, slopes
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, replay_
 from hofl.errors import RecordError
+from hofl.protocol import aggregate
+from hofl.protocol.base import SERVER, Entry, Vector
+from hofl.protocol.probing import root_key, step_directions
+from hofl.protocol.setup import Setup
+from hofl.protocol.split import Top, identity
+from hofl.protocol.two_sided import Floats, measured, part, shifted, slopes
 
 BOTTOM, TOP, DELAY = range(3)
 """Children of a participation's root key: directions of each half, and the client's simulated delay."""
@@ -65,7 +65,7 @@ class Replica:
         """Mean loss of one of the stacked activations.
 
         Raises:
-            RecordError: as :meth:`hofl.algorithms.split.Top.loss`, or they are not as many as asked for.
+            RecordError: as :meth:`hofl.protocol.split.Top.loss`, or they are not as many as asked for.
         """
         values = self.plan.values
         count = 2 * values["probes"] + values["clean"]

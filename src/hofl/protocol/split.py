@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hofl.algorithms.base import Call, Entry, Memory, Vector
 from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
+from hofl.protocol.base import Call, Entry, Memory, Vector
 from hofl.tasks.base import Batch, Task
 
 Wire = Literal["float32", "bfloat16"]

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hofl.algorithms import split
-from hofl.algorithms.base import SERVER, Call, Entry, Memory, Vector
-from hofl.algorithms.probing import Probing
 from hofl.core.directions import RNG_ID, Directions
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer, Update
 from hofl.core.record import Record
 from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
+from hofl.protocol import split
+from hofl.protocol.base import SERVER, Call, Entry, Memory, Vector
+from hofl.protocol.probing import Probing
 
 Floats = NDArray[np.float32]
 Recipes = Sequence[tuple[int, dict[str, Any]]]

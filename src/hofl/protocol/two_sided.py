@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hofl.algorithms.base import Memory, Vector
-from hofl.algorithms.probing import step_directions
-from hofl.algorithms.split import identity, opened, sent_values, smashed
 from hofl.core.directions import Directions, blocks
 from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, replay_
 from hofl.errors import ClientError, RecordError
+from hofl.protocol.base import Memory, Vector
+from hofl.protocol.probing import step_directions
+from hofl.protocol.split import identity, opened, sent_values, smashed
 from hofl.tasks.base import Task
 
 Floats = NDArray[np.float32]

@@ -4,12 +4,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.probing import Probing
-from hofl.algorithms.split import Split, Top
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.record import Record
+from hofl.protocol import aggregate
+from hofl.protocol.probing import Probing
+from hofl.protocol.split import Split, Top
 
 
 @dataclass(frozen=True)

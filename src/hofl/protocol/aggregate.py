@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hofl.algorithms.base import SERVER, Call, Entry, Outcome, Replies, RoundVoid, Vector
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import RecordError
+from hofl.protocol.base import SERVER, Call, Entry, Outcome, Replies, RoundVoid, Vector
 
 MISMATCH = "its bottom differs from the replay of its scalars"
 """Why a client whose digest disagrees is refused."""

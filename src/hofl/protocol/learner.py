@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hofl.algorithms import aggregate
-from hofl.algorithms.aggregate import Training
-from hofl.algorithms.base import SERVER, Entry, Vector
-from hofl.algorithms.probing import agreement_of
-from hofl.algorithms.split import Top
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import RecordError
+from hofl.protocol import aggregate
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import SERVER, Entry, Vector
+from hofl.protocol.probing import agreement_of
+from hofl.protocol.split import Top
 
 Floats = NDArray[np.float32]
 
@@ -70,7 +70,8 @@ class Learner:
 
 def moments_of(optimizer: Optimizer, size: int) -> Floats:
     """An optimizer's state before its first step: float32 [k, size]."""
-    return np.array(optimizer.init(size), dtype=np.float32).reshape(-1, size)
+    moments = optimizer.init(size)
+    return np.array(moments, dtype=np.float32).reshape(len(moments), size)
 
 
 def begin(training: Training, layout: Layout, boundaries: Sequence[int], vector: Vector) -> Record:
