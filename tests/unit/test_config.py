@@ -36,7 +36,8 @@ def message(text: str, *overrides: str) -> str:
         (
             "[frob]\nx = 3",
             "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and "
-            "[model], [task], [partition], [cohort], [local], [optimizer], [zo], [split], [evaluation], [run]",
+            "[model], [task], [partition], [cohort], [local], [optimizer], [zo], [split], "
+            "[evaluation], [run]",
         ),
         ("[run]\nfrob = 3", "x.toml:2: run.frob is unknown; [run] has threads, ledger"),
         ('algorithm = "sgd"', f'x.toml:1: algorithm = "sgd": must be {NAMES}'),
