@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from hofl.protocol.base import SERVER, Call, Entry, Replies, RoundVoid
 from hofl.protocol.probing import step_directions
 from hofl.runtime.local import local_call
 from hofl.runtime.meter import Meter
+from hofl.theory.communication import catch_up
 
 each = pytest.mark.parametrize("name", ROWS)
 shared = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.centralised])
@@ -181,6 +183,32 @@ def test_bytes_are_the_formula_and_headers(name: str) -> None:
         counted = {c: n for c, n in counted.items() if n}
         assert 0 < counted.pop("headers") <= 2048 * messages[0]
         assert counted == {c: n for c, n in expected.items() if n}
+
+
+@each
+def test_later_rounds_send_what_each_client_lacks(name: str) -> None:
+    """Bytes of rounds 1 to 6 are those of first contact with the snapshot replaced by the missed rounds."""
+    task, meter = task_of(name), Meter()
+    for before, outcome in rounds(ROWS[name], task, 7, meter=meter):
+        up, down, _ = meter.take()
+        marks = before.arrays.get("cursors/synced")
+        expected: dict[str, int] = {}
+        for client in (e.client for e in outcome.entries if e.client != SERVER):
+            traffic = Counter(ROWS[name].traffic(task, client)["down"])
+            if marks is not None:
+                moments, (window, *shape) = (
+                    before.arrays["weights/moments"],
+                    before.arrays["scalars/history"].shape,
+                )
+                size, lag = moments.shape[1], before.values["round"] - int(marks[client])
+                near = marks[client] >= 0 and lag <= window
+                traffic.subtract(catch_up(size, *shape, lag=None, moments=len(moments)))
+                traffic.update(catch_up(size, *shape, lag=lag if near else None, moments=len(moments)))
+            for category, count in traffic.items():
+                expected[category] = expected.get(category, 0) + count
+        found = {c: n for c, n in down.items() if n and c != "headers"}
+        assert found == {c: n for c, n in expected.items() if n}, before.values["round"]
+        assert up["headers"] > 0
 
 
 @shared
