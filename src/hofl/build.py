@@ -86,7 +86,8 @@ def steps_of(config: Config) -> int:
 def leaves_device(config: Config) -> tuple[str, ...]:
     """What a client sends, in words."""
     method = ALGORITHMS[config.algorithm]
-    sent = method.leaves_device
+    texts = config.task.name == "text"
+    sent = tuple(what for what in method.leaves_device if texts or "texts" not in what)
     if method.estimators and not probes_of(config):
         sent = sent[-1:] if method.boundary == "each" else tuple(s for s in sent if "scalars" not in s)
     return (

@@ -138,6 +138,7 @@ def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
 
 def settings_of(config: Config) -> Settings:
     """What the loop is told of a configuration."""
+    method = ALGORITHMS[config.algorithm]
     probed = probes_of(config) > 0 and config.zo.estimator in ("forward", "central")
     return Settings(
         algorithm=config.algorithm,
@@ -145,9 +146,10 @@ def settings_of(config: Config) -> Settings:
         seed=config.seed,
         rounds=config.rounds,
         config=dump(config),
-        mode=f"{ALGORITHMS[config.algorithm].paradigm}{IN_PROCESS.removeprefix('federated')}",
+        mode=f"{method.paradigm}{IN_PROCESS.removeprefix('federated')}",
         leaves_device=leaves_device(config),
-        labels_at="clients and server" if ALGORITHMS[config.algorithm].split else "clients",
+        labels_at="clients and server" if method.split else "clients",
+        top_at=f"server: {method.top}" if method.split else "clients",
         evaluate_every=config.evaluation.every,
         dtype=config.model.dtype,
         radius=config.zo.radius if probed else None,

@@ -229,6 +229,8 @@ LENGTHS = {
     "one too few": np.int32([3, 3, 3]),
     "zero": np.int32([0, 9, 9, 9]),
     "too long": np.int32([99, 1, 1, 1]),
+    "in a table": np.int32([[1], [1], [1], [1]]),
+    "not whole": np.array([1.5, 1, 1, 1]),
     "none that long": np.int32([1, 1, 1, 1]),
 }
 
@@ -236,7 +238,7 @@ LENGTHS = {
 @pytest.mark.parametrize("name", LENGTHS)
 def test_lengths_that_do_not_fit_are_refused(name: str) -> None:
     task = texts("llama")
-    with pytest.raises(RecordError, match="lengths of texts do not fit"):
+    with pytest.raises(RecordError, match="lengths of texts"):
         Top(task, 2, "float32").first_order(top_of(task, 2), changed(sent_of(task, 2), lengths=LENGTHS[name]))
 
 
@@ -267,6 +269,13 @@ def test_messages_that_do_not_fit_the_top_are_refused(name: str) -> None:
     task = points()
     with pytest.raises(RecordError):
         Top(task, 2, "float32").first_order(top_of(task, 2), changed(sent_of(task, 2), **SHAPES[name]))
+
+
+def test_more_examples_than_a_batch_has_are_refused() -> None:
+    task = points()
+    with pytest.raises(RecordError, match="4 examples, where a batch has at most 3"):
+        Top(task, 2, "float32", batch=3).first_order(top_of(task, 2), sent_of(task, 2))
+    Top(task, 2, "float32", batch=4).first_order(top_of(task, 2), sent_of(task, 2))
 
 
 def test_one_bad_client_is_explained_and_the_others_are_served() -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _ALL = ("forward", "central", "tangent", "sketch", "none")
 _LABELS = ("boundary activations", "labels", "lengths of texts")
 _SCALARS = "E x q scalars"
+_IN_TURN = "one for all clients, trained by one after another"
+_REPLICAS = "a replica for each client of a round, then averaged"
 
 
 class Method(NamedTuple):
@@ -37,6 +39,7 @@ class Method(NamedTuple):
         leaves_device: what a client sends, in words; of a bottom without probes, the last one only.
         needs: arguments of its function, by name.
         estimators: what ``zo.estimator`` may be, the paper's first; none where nothing is probed.
+        top: of split methods, how many tops the server has and how they are trained.
         module: where its function is, if not in the module of its name.
         centralised: one client holds all the data.
     """
@@ -56,6 +59,7 @@ class Method(NamedTuple):
     leaves_device: tuple[str, ...]
     needs: tuple[str, ...]
     estimators: tuple[str, ...] = ()
+    top: str = ""
     module: str = ""
     centralised: bool = False
 
@@ -99,6 +103,7 @@ ALGORITHMS: dict[str, Method] = {
             "split", "one", "1", "1", "server", "inference",
             "A + y + q", "A + q + lag q", "O(sqrt(d_c / (q T)))",
             ("q scalars of the bottom", *_LABELS), _PROBED, _ALL,
+            top="one for all clients, their gradients averaged",
         ),
         Method(
             "hosl", "HOSL", "hybrid-order split learning, as HO-FL App. A describes it",
@@ -106,6 +111,7 @@ ALGORITHMS: dict[str, Method] = {
             "E ((2 q + 1) A + y)", "E 2 q", "O(sqrt(d_c / (q T)))",
             ("2 q + 1 boundary activations a step", *_LABELS), _PROBED, ("central", "none"),
             centralised=True,
+            top="one",
         ),
         Method(
             "heron_sfl", "HERON-SFL", "arXiv 2601.09076",
@@ -113,36 +119,42 @@ ALGORITHMS: dict[str, Method] = {
             "ceil(E / k) (A + y) + d_c + d_a", "d_c + d_a", "O(sqrt(d / (E N B T)))",
             ("the update of the bottom and the auxiliary head", *_LABELS), _PROBED,
             ("forward", "central", "none"),
+            top=_IN_TURN,
         ),
         Method(
             "splitfed_v1", "SplitFed V1", "Thapa et al., AAAI 2022",
             "split", "one", "1", "E", "client and server", "training for the bottom",
             "E (A + y) + d_c", "E A + d_c", "as FedAvg",
             ("the update of the bottom", *_LABELS), _TRAINED, module="splitfed",
+            top=_REPLICAS,
         ),
         Method(
             "splitfed_v2", "SplitFed V2", "Thapa et al., AAAI 2022",
             "split", "one", "1", "E", "client and server", "training for the bottom",
             "E (A + y) + d_c", "E A + d_c", "first order",
             ("the update of the bottom", *_LABELS), _TRAINED, module="splitfed",
+            top=_IN_TURN,
         ),
         Method(
             "splitlora", "SplitLoRA", "Lin et al., arXiv 2407.00952",
             "split", "one", "1", "E", "client and server", "training for the bottom's adapters",
             "E (A + y) + d_c", "E A + d_c", "first order",
             ("the update of the bottom's adapters", *_LABELS), _TRAINED,
+            top=_IN_TURN,
         ),
         Method(
             "zo_sfl", "ZO-SFL", "the pure zeroth-order baseline of arXiv 2603.14773",
             "split", "one", "2 q", "E", "nobody", "inference",
             "E (2 q A + y) + d_c", "E q + d_c", "O(sqrt(d / T))",
             ("the update of the bottom", *_LABELS), _PROBED, ("central",),
+            top=_REPLICAS,
         ),
         Method(
             "mu_splitfed", "MU-SplitFed", "arXiv 2510.21155",
             "split", "one", "2 q + 1", "1 client, tau server", "nobody", "inference",
             "(2 q + 1) A + y + d_c", "q + d_c", "O(sqrt(d / (tau T)))",
             ("the update of the bottom", *_LABELS), _PROBED, ("central",),
+            top=_REPLICAS,
         ),
         Method(
             "fedavg", "FedAvg", "McMahan et al., AISTATS 2017",

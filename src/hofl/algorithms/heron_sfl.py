@@ -39,7 +39,7 @@ from hofl.protocol.aggregate import Training
 from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.protocol.learner import Learner
 from hofl.protocol.probing import Probing, root_key, step_directions, zo_signal
-from hofl.protocol.split import Split, Top, ask, identity, opened
+from hofl.protocol.split import Split, ask, identity, opened
 from hofl.tasks.base import Task
 
 _HEAD = int.from_bytes(b"head", "big")
@@ -56,10 +56,9 @@ def heron_sfl(
 
     def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
         """One round, the server's half."""
-        assert split.task is not None
         failures: dict[int, str] = {}
         cut, d_c = boundaries[0], layout.bottom_size(boundaries[0])
-        top = learner.restored(state, Top(split.task, cut, split.wire), training.optimizer, d_c)
+        top = learner.restored(state, split.top(cut, training.batch), training.optimizer, d_c)
         plans = {}
         for i in cohort:
             asked = learner.plan(state, i, training, layout, cut, split.wire)

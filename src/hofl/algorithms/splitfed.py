@@ -33,7 +33,7 @@ from hofl.protocol import split as messages
 from hofl.protocol.aggregate import Training
 from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.protocol.learner import Learner
-from hofl.protocol.split import Split, Top, about, ask, identity, opened
+from hofl.protocol.split import Split, about, ask, identity, opened
 from hofl.tasks.base import Task
 
 Turns = Callable[[int, Sequence[int]], Iterable[tuple[int, Learner]]]
@@ -45,13 +45,13 @@ def splitfed_v1(layout: Layout, boundaries: Sequence[int], training: Training, s
 
     def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
         """One round, the server's half."""
-        assert split.task is not None
         failures: dict[int, str] = {}
         cut, d_c = boundaries[0], layout.bottom_size(boundaries[0])
         plans = {i: learner.plan(state, i, training, layout, cut, split.wire) for i in cohort}
         bottom, top = np.split(state.arrays["weights/vector"], [d_c])
         # 1. W^C to all; a replica of W^S for each, with an optimizer of its own
-        half, moments = Top(split.task, cut, split.wire), learner.moments_of(training.optimizer, len(top))
+        half = split.top(cut, training.batch)
+        moments = learner.moments_of(training.optimizer, len(top))
         replicas = {i: Learner(half, training.optimizer, top, moments) for i in cohort}
         # 2. E steps of each client with its replica;  3. the bottoms come back
         entries = exchange(call, plans, bottom, lambda _, sent: [(i, replicas[i]) for i in sent], failures)
@@ -83,12 +83,11 @@ def splitfed_v2(layout: Layout, boundaries: Sequence[int], training: Training, s
 
     def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
         """One round, the server's half."""
-        assert split.task is not None
         failures: dict[int, str] = {}
         cut, d_c, t = boundaries[0], layout.bottom_size(boundaries[0]), state.values["round"]
         plans = {i: learner.plan(state, i, training, layout, cut, split.wire) for i in cohort}
         # 1. W^C to all; the server goes on with its one top and its moments
-        top = learner.restored(state, Top(split.task, cut, split.wire), training.optimizer, d_c)
+        top = learner.restored(state, split.top(cut, training.batch), training.optimizer, d_c)
 
         def turns(e: int, clients: Sequence[int]) -> Iterable[tuple[int, Learner]]:
             """All of step e before anyone's e + 1, in random order."""

@@ -30,7 +30,7 @@ from hofl.protocol import aggregate, learner
 from hofl.protocol.aggregate import Training
 from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Outcome, RoundVoid
 from hofl.protocol.learner import Learner
-from hofl.protocol.split import Split, Top
+from hofl.protocol.split import Split
 
 
 def splitlora(layout: Layout, boundaries: Sequence[int], training: Training, split: Split) -> Algorithm:
@@ -38,12 +38,11 @@ def splitlora(layout: Layout, boundaries: Sequence[int], training: Training, spl
 
     def play(state: Record, cohort: Sequence[int], call: Call) -> Outcome:
         """I steps and one aggregation, the server's half."""
-        assert split.task is not None
         failures: dict[int, str] = {}
         cut, d_c = boundaries[0], layout.bottom_size(boundaries[0])
         plans = {i: learner.plan(state, i, training, layout, cut, split.wire) for i in cohort}
         # 1. R_c to all; the server goes on with R_s and its moments
-        top = learner.restored(state, Top(split.task, cut, split.wire), training.optimizer, d_c)
+        top = learner.restored(state, split.top(cut, training.batch), training.optimizer, d_c)
 
         def turns(e: int, clients: Sequence[int]) -> Iterable[tuple[int, Learner]]:
             """The same order in every step."""

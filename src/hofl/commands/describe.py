@@ -36,6 +36,8 @@ def describe(session: "Session") -> Iterator[str | Table]:
         f"{model.layout.size:,} trained, {model.blocks} blocks, backbone {config.model.dtype}"
     )
     yield f"labels: at the {settings.labels_at}; a client sends {', '.join(settings.leaves_device)}"
+    if settings.top_at != "clients":
+        yield f"top: at the {settings.top_at}"
     yield from (f"warning: {text}" for text in (*task.facts.get("warnings", ()), *telling(session)))
     yield partition(task.facts.get("partition", ()), config.partition.kind)
     yield boundaries(session)

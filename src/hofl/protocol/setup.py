@@ -30,8 +30,7 @@ class Setup:
     @property
     def top(self) -> Top:
         """The server's half of the model."""
-        assert self.split.task is not None
-        return Top(self.split.task, self.boundaries[0], self.split.wire)
+        return self.split.top(self.boundaries[0], self.training.batch)
 
     def plan(self, state: Record, client: int, root: Key, clean: bool, **more: Any) -> Record:
         """What a client is asked: everything but the weights; ``clean``: also z at the bottom itself."""

@@ -47,6 +47,11 @@ class Split:
     global_lr: float = 1.0
     delay: float = 0.0
 
+    def top(self, boundary: int, batch: int) -> "Top":
+        """The server's half at the clients' boundary; ``batch`` is the most examples of one step."""
+        assert self.task is not None
+        return Top(self.task, boundary, self.wire, batch)
+
 
 def pack(values: Tensor, wire: Wire) -> NDArray[Any]:
     """A tensor as it travels: float32, or the bits of bfloat16 as uint16; same shape.
@@ -179,11 +184,13 @@ class Top:
         task: its model and its loss.
         boundary: of all clients.
         wire: type in which feedback travels.
+        batch: examples of a step, the most that a client may send; 0 for no limit.
     """
 
     task: Task
     boundary: int
     wire: Wire
+    batch: int = 0
 
     def first_order(self, top: Vector, sent: Record) -> tuple[float, Vector, NDArray[Any]]:
         """Mean loss of a client's batch, its gradient float32 [d_s] and the feedback dloss/dz, packed.
@@ -233,11 +240,15 @@ class Top:
         targets, lengths = sent.arrays.get("labels/targets"), sent.arrays.get("labels/lengths")
         if bits is None or targets is None or targets.dtype != np.int32 or targets.shape != bits.shape[:1]:
             raise RecordError("activations and labels are not of one batch")
+        if self.batch and len(targets) > self.batch:
+            raise RecordError(f"{len(targets)} examples, where a batch has at most {self.batch}")
         classes = len(self.task.facts.get("labels", ()))
         if not len(targets) or targets.min() < 0 or (classes and targets.max() >= classes):
             raise RecordError(f"labels outside 0..{classes - 1}")
         device = self.task.model.device
         z = unpack(bits, str(sent.values.get("dtype"))).to(device)
+        if lengths is not None and (lengths.dtype != np.int32 or lengths.shape != targets.shape):
+            raise RecordError("lengths of texts are not of the batch that the labels are of")
         inputs = self.task.top_inputs(lengths, z)
         return z, Batch(inputs, torch.from_numpy(targets.astype(np.int64)).to(device))
 

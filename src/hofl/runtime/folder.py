@@ -42,6 +42,7 @@ class Settings:
         mode: what the runtime is, in words, such as ``local.IN_PROCESS``.
         leaves_device: what a client sends, in words, for the manifest.
         labels_at: where labels live.
+        top_at: where the top lives, and of the server's how many there are.
         dtype: of the backbone.
         evaluate_every: rounds between evaluations; round 0 and the last are always evaluated.
         radius: of the probes where there is one, for the warning.
@@ -59,6 +60,7 @@ class Settings:
     mode: str
     leaves_device: tuple[str, ...]
     labels_at: str = "clients"
+    top_at: str = "clients"
     dtype: str = "float32"
     evaluate_every: int = 10
     radius: float | None = None
@@ -172,7 +174,7 @@ def write_manifest(
         found: its fingerprints.
         sessions: from :func:`session_of`.
     """
-    told = ("mode", "algorithm", "model", "dtype", "seed", "labels_at", "leaves_device")
+    told = ("mode", "algorithm", "model", "dtype", "seed", "labels_at", "top_at", "leaves_device")
     facts = {name: prints.at_home(getattr(settings, name)) for name in told}
     facts |= {"task": task.name, "fingerprints": dict(found), "rng": RNG_ID, "blocks": task.model.blocks}
     facts |= {"facts": finite(prints.portable(task.facts))}

@@ -53,6 +53,7 @@ def known_lengths(lengths: NDArray[np.int32] | None, z: Tensor) -> NDArray[np.in
     Raises:
         RecordError: they do not fit z.
     """
-    if lengths is None or len(lengths) != len(z) or lengths.min() < 1 or lengths.max() != z.shape[1]:
+    fits = lengths is not None and z.ndim == 3 and len(lengths) == len(z)
+    if lengths is None or not fits or lengths.min() < 1 or lengths.max() != z.shape[1]:
         raise RecordError(f"lengths of texts do not fit activations of shape {list(z.shape)}")
     return lengths
