@@ -330,13 +330,13 @@ def test_equal_budgets(tmp_path) -> None:
 
 
 def test_budgets_of_other_orders_follow(tmp_path) -> None:
-    ends = (("decomfl", 7), ("hiso", 700), ("fedavg", 701), ("fedzo", 9000), ("fedprox", 70101))
+    ends = (("decomfl", 7), ("hiso", 70), ("fedavg", 71), ("fedzo", 700), ("fedprox", 711))
     runs = [
         write_curve(tmp_path / name, [(0, 0, 0.5), (10, end, 0.7)], algorithm=name, cohort={})
         for name, end in ends
     ]
     found = groups.group(runs)
-    assert budgets.ladder(found, "bytes_total") == [7, 701, 70101]
+    assert budgets.ladder(found, "bytes_total") == [7, 71, 711]
     assert budgets.budget_table(found).rows[3][3::2] == ("0.500", "0.500", "0.700")
 
 
@@ -424,9 +424,9 @@ def test_fifteen_groups_look_different() -> None:
 
 def test_ends_far_apart_get_a_logarithmic_axis(tmp_path) -> None:
     near = [write_curve(tmp_path / f"n{i}", [(0, 0, 0.5), (9, 10, 0.6), (10, end, 0.7)], seed=i)
-            for i, end in enumerate((20, 2000))]  # fmt: skip
+            for i, end in enumerate((20, 400))]  # fmt: skip
     assert plots.logarithmic(groups.group(near), "bytes_total") is False
-    far = write_curve(tmp_path / "f", [(0, 0, 0.5), (9, 10, 0.6), (10, 2001, 0.7)], seed=2)
+    far = write_curve(tmp_path / "f", [(0, 0, 0.5), (9, 10, 0.6), (10, 401, 0.7)], seed=2)
     assert plots.logarithmic(groups.group([*near, far]), "bytes_total") is True
     assert plots.logarithmic(groups.group([*near, far]), "examples_seen") is False
 

@@ -134,7 +134,11 @@ def boundaries(session: "Session") -> Table:
 
 def cohort(session: "Session") -> str:
     """The sampling plan in words."""
+    from hofl.algorithms import ALGORITHMS
+
     plan, config = session.policy, session.config
+    if ALGORITHMS[config.algorithm].centralised:
+        return f"cohort: one client with the data of all {len(session.task.clients)}"
     base = f"cohort: {plan.cohort} of {len(session.able)} clients with data a round, quorum {config.quorum}"
     idle = len(session.task.clients) - len(session.able)
     idlers = f"; {idle} clients hold no data and are never drawn" if idle else ""

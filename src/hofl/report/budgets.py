@@ -14,7 +14,7 @@ from hofl.report.rows import RunData, curve, spent
 from hofl.report.tables import Table, count, size, spread
 from hofl.theory.computation import COSTS, Step, client
 
-APART = 100
+APART = 10
 """A budget this many times the last one is another question, and gets a column of its own."""
 
 _KINDS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
@@ -31,7 +31,7 @@ class Reached(NamedTuple):
 
 
 def ladder(groups: Sequence[Group], against: str) -> list[float]:
-    """The largest budget that all groups have spent, then the next over 100 times as large, and so on.
+    """The largest budget that all groups have spent, then the next over ``APART`` times as large, and so on.
 
     A method that sends scalars is done before others have sent a single update: at its budget they are
     where they started, so the table also shows them at one of their own. A group is done where the first of

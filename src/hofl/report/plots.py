@@ -19,7 +19,7 @@ _PANELS = (
     ("uplink, MiB", "bytes_up", 2**20),
     ("uplink + downlink, MiB", "bytes_total", 2**20),
 )
-_WIDE = 100
+_WIDE = 20
 """Ends that lie further apart than this are drawn on a logarithmic axis."""
 
 
