@@ -5,13 +5,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_run
 
+from hofl.algorithms import ALGORITHMS
+from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.errors import RunFailed
-from hofl.protocol.base import Outcome
+from hofl.protocol.aggregate import Training
+from hofl.protocol.base import Outcome, Replies
+from hofl.protocol.probing import Probing, Shared
+from hofl.protocol.split import Split
 from hofl.runtime import checkpoint, totals
+from hofl.runtime.local import local_call
+from hofl.runtime.loop import Parts, run
+from hofl.runtime.meter import Meter
 from hofl.runtime.rows import read_rows
 
 
@@ -71,6 +80,44 @@ def test_real_divergence(tmp_path: Path) -> None:
     summary = strict(tmp_path / "run" / "summary.json")
     assert summary["status"] == "diverged" and summary["diverged_round"] == summary["rounds"] + 1
     assert checkpoint.is_finite(checkpoint.load(tmp_path / "run" / "checkpoint")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *((name, 3e38) for name in ("ho_sfl", "decomfl", "hiso", "fedavg", "splitfed_v2", "heron_sfl")),
+        *((name, 1e20) for name in ("ho_sfl", "decomfl", "splitfed_v1", "heron_sfl")),
+    ],
+)
+@pytest.mark.parametrize("optimizer", [Optimizer("sgd", 0.01), Optimizer("adamw", 1e-3)])
+def test_one_clients_huge_numbers_never_reach_a_state(
+    tmp_path: Path, name: str, number: float, optimizer: Optimizer
+) -> None:
+    """3e38 is a float32, and a sixth of it, times a learning rate, would be a finite weight."""
+    task = tiny_run.tiny_task()
+    training = Training(5, 1, 5, optimizer, (1,) * len(task.clients), run="huge")
+    probing = Probing("central", 2, 1e-2, "gaussian", optimizer)
+    cuts = (1,) * len(task.clients)
+    given = {"layout": task.model.layout, "boundaries": cuts, "training": training, "probing": probing}
+    algorithm = ALGORITHMS[name].build(**given, split=Split(task), shared=Shared())
+    whole = local_call(task, algorithm.actions)
+
+    def huge(action: str, requests: Any, deadline: float | None) -> Replies:
+        replies = whole(action, requests, deadline)
+        reply = replies.records.get(1)
+        if reply is not None:
+            sent = {n: np.full_like(a, number) for n, a in reply.arrays.items() if a.dtype == np.float32}
+            replies.records[1] = Record({**reply.arrays, **sent}, reply.values)
+        return replies
+
+    everyone = list(range(len(task.clients)))
+    parts = Parts(task, algorithm, huge, Meter(), lambda round, attempt: everyone, print)
+    rows = list(run(parts, tmp_path / "run", tiny_run.settings(3)))
+    assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [1], [1], [1]]
+    assert all("finite" in f["why"] for row in rows for f in row["failures"])
+    state, start = (checkpoint.load(tmp_path / "run" / n)[0] for n in ("checkpoint", "initial.safetensors"))
+    moved = state.arrays["weights/vector"] - start.arrays["weights/vector"]
+    assert 0 < np.abs(moved).max() < 1
 
 
 def test_void_rounds_are_repeated_and_logged(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from hofl.core.layout import EMBED, Layout
 from hofl.core.record import Record, bytes_by_category
@@ -50,6 +51,13 @@ def test_two_hundred_scalars_fit_two_kibibytes() -> None:
 def test_values_must_be_finite_json(values: dict) -> None:
     with pytest.raises(RecordError, match="finite JSON"):
         Record({}, values).to_bytes()
+
+
+@pytest.mark.parametrize("said", ["NaN", "-Infinity", "1e999", "[" * 900 + "NaN" + "]" * 900])
+def test_a_blob_whose_values_are_no_finite_json_is_no_record(said: str) -> None:
+    blob = save({}, {"values": f'{{"x":{said}}}'})
+    with pytest.raises(RecordError, match="not a record"):
+        Record.from_bytes(blob)
 
 
 def test_arrays_need_a_category() -> None:

@@ -325,7 +325,7 @@ def test_a_void_round_of_v2_moves_nothing() -> None:
         ("forward", "activations/z", lambda a: a * np.float32("inf"), "non-finite"),
         ("forward", "activations/z", lambda a: a[:, 1:], "do not fit the top"),
         ("forward", "labels/targets", lambda a: a - 9, "labels outside"),
-        ("forward", "labels/targets", lambda a: np.tile(a, 2), "expected at most 4"),
+        ("forward", "labels/targets", lambda a: np.tile(a, 2), "not of one batch"),
     ],
 )
 def test_what_a_client_sends_is_checked_and_it_alone_is_refused(
@@ -350,13 +350,22 @@ def test_what_a_client_sends_is_checked_and_it_alone_is_refused(
 
 
 @pytest.mark.parametrize("method", [splitfed_v1, splitfed_v2])
-def test_a_step_that_would_spoil_the_moments_is_refused(method: Callable[..., Algorithm]) -> None:
-    """z = 1e15: loss and gradient are finite, the gradient's square is not."""
-    task = chain_task([(1.0, 3), (1e15, 1)], [[1.0]], [[W]])
-    algorithm = build(method, task, ADAMW)
+@pytest.mark.parametrize(
+    ("z", "optimizer", "why"),
+    [
+        (1e15, ADAMW, "non-finite loss or gradient of the top, or one beyond 1e+12"),
+        (1e5, Optimizer("sgd", 1e4), "the server's step on it is not finite, or beyond 1e+12"),
+    ],
+)
+def test_a_step_that_would_spoil_the_top_is_refused(
+    method: Callable[..., Algorithm], z: float, optimizer: Optimizer, why: str
+) -> None:
+    """Loss and gradient are finite; the gradient's square, or the step, would leave the range of use."""
+    task = chain_task([(1 / W, 1), (z, 1)], [[1.0]], [[W]])  # the first is at its minimum
+    algorithm = build(method, task, optimizer)
     state = algorithm.init(task.model.read())
     outcome = algorithm.round(state, [0, 1], local_call(task, algorithm.actions))
-    assert outcome.failures == {1: "refused: the server's step on it is not finite"}
+    assert outcome.failures == {1: f"refused: {why}"}
     assert all(np.isfinite(a).all() for a in outcome.state.arrays.values())
 
 

@@ -109,7 +109,7 @@ ALGORITHMS: dict[str, Method] = {
             "hosl", "HOSL", "hybrid-order split learning, as HO-FL App. A describes it",
             "split", "one", "2 q + 1", "–", "server", "inference",
             "E ((2 q + 1) A + y)", "E 2 q", "O(sqrt(d_c / (q T)))",
-            ("2 q + 1 boundary activations a step", *_LABELS), _PROBED, ("central", "none"),
+            _LABELS, _PROBED, ("central", "none"),
             centralised=True,
             top="one",
         ),

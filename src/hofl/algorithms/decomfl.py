@@ -30,7 +30,7 @@ from hofl.core.layout import Layout
 from hofl.core.optimizers import Floats
 from hofl.core.record import Record
 from hofl.core.replay import digest
-from hofl.errors import ClientError, RecordError
+from hofl.errors import RecordError
 from hofl.protocol import aggregate, history
 from hofl.protocol.aggregate import Training
 from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, Replies, RoundVoid, Vector
@@ -151,8 +151,7 @@ def local_steps(law: Law, task: Task, request: Record, memory: Memory) -> Record
     The moved copy is dropped: after the reply the client holds what it held before its steps.
     """
     plan, layout = request.values, task.model.layout
-    if plan["layout"] != layout.fingerprint:
-        raise ClientError("this client's model has another layout than the server's")
+    aggregate.check_layout(task, request)
     root = Key.from_array(request.array("seeds/root", "uint64", (2,)))
     update = law.update_of(plan["recipe"]["optimizer"])
     if plan["average"] == "models":

@@ -31,6 +31,10 @@ Pull = Callable[[Vector, Vector, Vector], None]
 def fedavg(layout: Layout, training: Training) -> Algorithm:
     """FedAvg over all d trainables of ``layout``."""
 
+    def plan(state: Record, client: int) -> Record:
+        """What a client is asked: everything but the weights."""
+        return Record({}, aggregate.plan_values(state, client, training) | {"layout": layout.fingerprint})
+
     def delta(entry: Entry) -> Vector:
         """A client's delta float32 [d], checked."""
         return entry.reply.array("weights/delta", "float32", (layout.size,))
@@ -39,7 +43,7 @@ def fedavg(layout: Layout, training: Training) -> Algorithm:
         """One round, the server's half."""
         # 1. broadcast w_t to the cohort;  2. each takes E steps;  3. collect the deltas
         # 4. w_{t+1} = w_t + mean of the deltas
-        plans = {i: Record({}, aggregate.plan_values(state, i, training)) for i in cohort}
+        plans = {i: plan(state, i) for i in cohort}
         return aggregate.mean_of_deltas(state, plans, call, delta, training.quorum)
 
     def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
@@ -63,8 +67,9 @@ def descend(task: Task, request: Record, pull_: Pull | None = None) -> Record:
         pull_: what is added to each gradient; FedAvg adds nothing.
 
     Raises:
-        ClientError: a loss or gradient is not finite.
+        ClientError: a loss or gradient is not finite, or the model has another layout.
     """
+    aggregate.check_layout(task, request)
     plan = request.values
     model, optimizer = task.model, Optimizer.from_values(plan["optimizer"])
     start = request.array("weights/vector", "float32", (model.layout.size,))

@@ -30,7 +30,8 @@ def fedprox(layout: Layout, training: aggregate.Training, proximal: float) -> Al
 
     def plan(state: Record, client: int) -> Record:
         """What a client is asked: FedAvg's plan, and mu."""
-        return Record({}, aggregate.plan_values(state, client, training) | {"proximal": proximal})
+        values = aggregate.plan_values(state, client, training)
+        return Record({}, values | {"layout": layout.fingerprint, "proximal": proximal})
 
     def delta(entry: Entry) -> Vector:
         """A client's delta float32 [d], checked."""

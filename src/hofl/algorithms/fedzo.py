@@ -68,8 +68,7 @@ def fedzo(layout: Layout, training: aggregate.Training, probing: Probing) -> Alg
 def local_steps(task: Task, request: Record, memory: Memory) -> Record:
     """A client's half: ``x <- x - eta (1/q) sum_j s_j u_j`` H times from x_t -> delta float32 [d]."""
     plan, layout = request.values, task.model.layout
-    if plan["layout"] != layout.fingerprint:
-        raise ClientError("this client's model has another layout than the server's")
+    aggregate.check_layout(task, request)
     start = request.array("weights/vector", "float32", (layout.size,))
     root = Key.from_array(request.array("seeds/root", "uint64", (2,)))
     x = start.copy()

@@ -38,7 +38,7 @@ from hofl.protocol import split as messages
 from hofl.protocol.aggregate import Training
 from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.protocol.learner import Learner
-from hofl.protocol.probing import Probing, root_key, step_directions, zo_signal
+from hofl.protocol.probing import Probing, checks, root_key, step_directions, zo_signal
 from hofl.protocol.split import Split, ask, identity, opened
 from hofl.tasks.base import Task
 
@@ -117,7 +117,7 @@ def exchange(
         sent = ask(call, "local_steps", asked, failures)
         for i in learner.seeded_order(seed, plan["round"], e, sent):
             try:
-                loss, feedback = top.learn(sent[i], plan["batch"])
+                loss, feedback = top.learn(sent[i])
                 losses[i].append((loss, len(feedback)))
             except RecordError as error:
                 failures[i] = f"refused: {error}"
@@ -142,7 +142,7 @@ def local_steps(task: Task, request: Record, memory: Memory) -> Record:
         task.model.write(local[:d_c])
         surrogate = AuxiliarySurrogate(task.model, batch.inputs, plan["boundary"], local[d_c:], batch.targets)
         directions = step_directions(plan, root, e, len(local))
-        loss, probe = estimator(surrogate, directions, plan["radius"], e == 0)
+        loss, probe = estimator(surrogate, directions, plan["radius"], checks(plan, e))
         if e == first and surrogate.z is not None:
             values = messages.sent_values(plan, e, batch, surrogate.z)
             reply = Record(messages.smashed(task, batch, surrogate.z, plan["wire"]), values)
@@ -162,8 +162,7 @@ def local_steps(task: Task, request: Record, memory: Memory) -> Record:
 def started(task: Task, request: Record) -> dict[str, Any]:
     """What a client holds that loads theta_c and theta_a, with a new optimizer."""
     plan, layout = request.values, task.model.layout
-    if plan["layout"] != layout.fingerprint:
-        raise ClientError("this client's model has another layout than the server's")
+    aggregate.check_layout(task, request)
     sizes = (layout.bottom_size(plan["boundary"]), len(request.arrays.get(LOCAL[1], ())))
     local = np.concatenate([request.array(n, "float32", (k,)) for n, k in zip(LOCAL, sizes, strict=True)])
     moments = Optimizer.from_values(plan["bottom_optimizer"]).init(len(local))

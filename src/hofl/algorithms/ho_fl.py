@@ -30,7 +30,7 @@ from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
 from hofl.protocol import aggregate
 from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.protocol.probing import Probing, root_key, step_directions, zo_signal
+from hofl.protocol.probing import Probing, agreement_of, checks, root_key, step_directions, zo_signal
 from hofl.tasks.base import Batch, Task
 
 
@@ -66,7 +66,7 @@ def ho_fl(
         row = {"boundaries": [boundaries[i] for i in cohort], **aggregate.loss_row(entries)}
         row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
         probed = [e.reply for e in entries if e.plan.values["probes"]]
-        sums = (reply.array("metrics/agreement", "float64", (3,)) for reply in probed)
+        sums = (agreement_of(reply) for reply in probed)
         row["zo_signal"] = zo_signal(sums, probing.estimator)
         return Outcome(moved, tuple(entries), row, failures)
 
@@ -98,8 +98,7 @@ def hybrid_step(
 def local_steps(task: Task, request: Record, memory: Memory) -> Record:
     """Alg. 3, the client's half: E hybrid steps from w_t -> scalars float32 [E, q], top delta [d_fo]."""
     plan, layout = request.values, task.model.layout
-    if plan["layout"] != layout.fingerprint:
-        raise ClientError("this client's model has another layout than the server's")
+    aggregate.check_layout(task, request)
     d_zo, q = layout.bottom_size(plan["boundary"]), plan["probes"]
     vector = request.array("weights/vector", "float32", (layout.size,)).copy()
     bottom, top, start = vector[:d_zo], vector[d_zo:], vector[d_zo:].copy()
@@ -112,7 +111,7 @@ def local_steps(task: Task, request: Record, memory: Memory) -> Record:
         batch = task.batch(plan["client"], plan["position"] + e, plan["batch"])
         task.model.write(vector)
         directions = step_directions(plan, root, e, d_zo)
-        loss, gradient, learnt = hybrid_step(task, batch, plan, directions, check=e == 0)
+        loss, gradient, learnt = hybrid_step(task, batch, plan, directions, checks(plan, e))
         with np.errstate(over="ignore"):
             scalars[e] = learnt.values  # rounded to the wire's float32, then used
         if not (np.isfinite(loss) and np.isfinite(gradient).all() and np.isfinite(scalars[e]).all()):
@@ -145,8 +144,7 @@ def reconstruct(layout: Layout, vector: Vector, entry: Entry) -> Vector:
         bottom = vector[:d_zo].copy()
         with np.errstate(all="ignore"):
             replay_(bottom, steps, Optimizer.from_values(plan["bottom_optimizer"]))
-        if entry.reply.array("metrics/agreement", "float64", (3,))[1:].min() < 0:
-            raise RecordError("its sums of squares are negative")
+        agreement_of(entry.reply)
         if not np.array_equal(digest(bottom), entry.reply.array("digests/bottom", "uint8", (32,))):
             raise RecordError(aggregate.MISMATCH)
         delta[:d_zo] = bottom - vector[:d_zo]

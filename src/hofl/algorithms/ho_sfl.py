@@ -32,7 +32,7 @@ from hofl.models.forward_mode import DeferredSurrogate
 from hofl.protocol import aggregate, history
 from hofl.protocol import split as messages
 from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
-from hofl.protocol.probing import CHECKED, SHARED, Probing, root_key, step_directions, zo_signal
+from hofl.protocol.probing import SHARED, Probing, checks, root_key, step_directions, zo_signal
 from hofl.protocol.setup import Setup
 from hofl.protocol.split import Split, about, ask
 from hofl.tasks.base import Task
@@ -137,8 +137,7 @@ def rebuild(layout: Layout, state: Record, entries: Sequence[Entry]) -> Record:
 def activate(task: Task, request: Record, memory: Memory) -> Record:
     """Stages 1 and 2, the client's half: catch up, then z = f_bottom(x; theta_c) without a graph."""
     plan, model = request.values, task.model
-    if plan["layout"] != model.layout.fingerprint:
-        raise ClientError("this client's model has another layout than the server's")
+    aggregate.check_layout(task, request)
     d_c = model.layout.bottom_size(plan["boundary"])
     kept = history.catch_up(memory, request, d_c)
     if kept is None:
@@ -150,8 +149,8 @@ def activate(task: Task, request: Record, memory: Memory) -> Record:
     q = plan["probes"]
     root = Key.from_array(request.array("seeds/root", "uint64", (2,))) if q else Key(0, 0)
     directions = step_directions(plan, root, 0, d_c)
-    check = plan["round"] < CHECKED
-    z, scalars = ESTIMATORS[plan["estimator"] if q else "none"](surrogate, directions, plan["radius"], check)
+    estimator = ESTIMATORS[plan["estimator"] if q else "none"]
+    z, scalars = estimator(surrogate, directions, plan["radius"], checks(plan, 0))
     values = messages.sent_values(plan, 0, batch, z)
     memory.open = {**values, "z": z, "scalars": scalars, "plan": request}
     return Record(messages.smashed(task, batch, z, plan["wire"]), values)

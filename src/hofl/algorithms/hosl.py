@@ -32,7 +32,7 @@ from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, 
 from hofl.protocol.learner import Learner
 from hofl.protocol.probing import SHARED, Probing, root_key, zo_signal
 from hofl.protocol.setup import Setup
-from hofl.protocol.split import Split, ask, identity
+from hofl.protocol.split import Split, ask, identity, proves
 from hofl.protocol.two_sided import Floats, part
 from hofl.tasks.base import Task
 
@@ -104,7 +104,7 @@ def learn(server: Learner, plan: Record, sent: Record) -> Learnt:
         q, lambda side, j: server.half.loss(server.weights, stacked[1 + side * q + j])
     )
     s = two_sided.slopes(losses, radius)
-    loss, _ = server.learn(stacked[0], most)
+    loss, _ = server.learn(stacked[0])
     ahead, behind = losses.astype(np.float64)
     halves = (ahead - loss) / radius, (loss - behind) / radius
     examples = len(sent.arrays["labels/targets"])
@@ -123,8 +123,7 @@ def entry(plan: Record, learnt: Sequence[Learnt]) -> Entry:
 def ended(setup: Setup, moved: Record, book: Sequence[Entry], last: Record) -> Outcome:
     """The outcome; the client is in step if its digest is that of the server's replay."""
     server, (client, plan, reply) = book
-    expected, proof = digest(history.bottom_of(moved, setup.d_c)), last.arrays.get("digests/bottom")
-    agrees = proof is not None and np.array_equal(proof, expected)
+    agrees = proves(last, digest(history.bottom_of(moved, setup.d_c)))
     failures = {} if agrees else {client: f"refused: {aggregate.MISMATCH}"}
     entries = server, Entry(client, plan, Record(reply.arrays, {**reply.values, "in_step": agrees}))
     row = {"boundaries": [setup.boundaries[0]], "replay_ok": agrees, **aggregate.loss_row(entries)}
@@ -153,7 +152,7 @@ def rebuild(layout: Layout, state: Record, entries: Sequence[Entry]) -> Record:
 
 def activate(task: Task, request: Record, memory: Memory) -> Record:
     """The client's half of the first step: catch up, then z, z+_j and z-_j without a graph."""
-    two_sided.check_layout(task, request)
+    aggregate.check_layout(task, request)
     plan = request.values
     kept = history.catch_up(memory, request, task.model.layout.bottom_size(plan["boundary"]))
     if kept is None:

@@ -24,9 +24,9 @@ from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.record import Record
 from hofl.core.replay import digest
-from hofl.errors import ClientError, RecordError
+from hofl.errors import RecordError
 from hofl.protocol import aggregate, history
-from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
+from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector, recorded
 from hofl.protocol.probing import SHARED, Probing, agreement_of, loss_steps_, root_key, zo_signal
 from hofl.tasks.base import Task
 
@@ -52,7 +52,7 @@ def mezo(layout: Layout, training: aggregate.Training, probing: Probing) -> Algo
         plans = {i: plan(state, i) for i in cohort}
         replies = history.ask(call, "local_steps", state, plans, state.arrays["weights/vector"], failures)
         for i, reply in replies.items():
-            entry = Entry(i, plans[i], reply)
+            entry = Entry(i, plans[i], recorded(reply))
             try:
                 moved, agreed = proved(state, entry), agreement_of(reply)
             except RecordError as error:
@@ -96,8 +96,7 @@ def local_steps(task: Task, request: Record, memory: Memory) -> Record:
     ``s_j = (loss+ - loss-) / (2 eps)``; then theta moves by the very lines that the server replays.
     """
     plan, layout = request.values, task.model.layout
-    if plan["layout"] != layout.fingerprint:
-        raise ClientError("this trainer's model has another layout than the server's")
+    aggregate.check_layout(task, request)
     kept = history.catch_up(memory, request, layout.size)
     if kept is None:
         return history.behind(request)

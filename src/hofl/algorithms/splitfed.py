@@ -123,7 +123,7 @@ def exchange(
         sent, returned = ask(call, "forward", asked, failures), {}
         for i, top in turns(e, list(sent)):
             try:
-                loss, feedback = top.learn(sent[i], plans[i].values["batch"])
+                loss, feedback = top.learn(sent[i])
             except RecordError as error:
                 failures[i] = f"refused: {error}"
                 continue
@@ -138,8 +138,7 @@ def forward(task: Task, request: Record, memory: Memory) -> Record:
     """The client: z = f_bottom(x; W^C) without a graph; the round's first request brings W^C."""
     plan, model = request.values, task.model
     if "weights/bottom" in request.arrays:
-        if plan["layout"] != model.layout.fingerprint:
-            raise ClientError("this client's model has another layout than the server's")
+        aggregate.check_layout(task, request)
         start = request.array("weights/bottom", "float32", (model.layout.bottom_size(plan["boundary"]),))
         moments = Optimizer.from_values(plan["optimizer"]).init(len(start))
         own = {"plan": plan, "start": start, "bottom": start.copy(), "moments": moments}

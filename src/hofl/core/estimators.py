@@ -20,7 +20,7 @@ sketch   ``<J^T feedback, u>``, block-checkpointed backprop  4 whatever q is    
 none     no scalars: the frozen-bottom control               1                            inference
 ======== =================================================== ============================ =========
 
-Where ``check`` is asked for (the first step of a participation), ``forward`` takes q passes more.
+Where ``check`` is asked for (a round's first step, if at all), ``forward`` takes q passes more.
 """
 
 import math

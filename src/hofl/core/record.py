@@ -59,6 +59,9 @@ class Record:
             arrays = load(blob)
             head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
             values = json.loads(head["__metadata__"]["values"])
+            json.dumps(
+                values, allow_nan=False
+            )  # Python's parser takes NaN and 1e999, which no reply may have
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RecordError(f"not a record: {error}") from error
         if not isinstance(values, dict):

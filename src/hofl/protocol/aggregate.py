@@ -9,8 +9,21 @@ import numpy as np
 
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
-from hofl.errors import RecordError
-from hofl.protocol.base import SERVER, Call, Entry, Outcome, Replies, RoundVoid, Vector
+from hofl.errors import ClientError, RecordError
+from hofl.protocol.base import (
+    LARGEST,
+    SERVER,
+    Call,
+    Entry,
+    Outcome,
+    Replies,
+    RoundVoid,
+    Vector,
+    recorded,
+    shown,
+    usable,
+)
+from hofl.tasks.base import Task
 
 MISMATCH = "its bottom differs from the replay of its scalars"
 """Why a client whose digest disagrees is refused."""
@@ -66,6 +79,16 @@ def request(state: Record, plan: Record) -> Record:
     return Record({"weights/vector": state.arrays["weights/vector"], **plan.arrays}, plan.values)
 
 
+def check_layout(task: Task, request: Record) -> None:
+    """The client's check that its trainables are the server's, number by number.
+
+    Raises:
+        ClientError: the layouts differ, or the request has none.
+    """
+    if request.values.get("layout") != task.model.layout.fingerprint:
+        raise ClientError("this client's model has another layout than the server's")
+
+
 def check_identity(plan: Record, reply: Record) -> None:
     """Refuse an answer to another question.
 
@@ -74,13 +97,25 @@ def check_identity(plan: Record, reply: Record) -> None:
     """
     for name in ("run", "round", "client"):
         if reply.values.get(name) != plan.values[name]:
-            raise RecordError(f"reply is for {name} {reply.values.get(name)}, expected {plan.values[name]}")
+            found = shown(reply.values.get(name))
+            raise RecordError(f"reply is for {name} {found}, expected {plan.values[name]}")
     count, most = reply.values.get("examples"), plan.values["steps"] * plan.values["batch"]
     if type(count) is not int or not 0 < count <= most:
-        raise RecordError(f"reply counts {count!r} examples, expected 1 to {most}")
+        raise RecordError(f"reply counts {shown(count)} examples, expected 1 to {most}")
     loss = reply.values.get("loss_sum")
     if type(loss) is not float or not np.isfinite(loss):
         raise RecordError("reply has a non-finite loss")
+
+
+def require_usable(values: Vector) -> Vector:
+    """The scalars or the delta that a client sent, as they are.
+
+    Raises:
+        RecordError: one is beyond any use.
+    """
+    if not usable(values):
+        raise RecordError(f"its scalars or its update are not finite, or beyond {LARGEST:g}")
+    return values
 
 
 def advance(state: Record, parts: Iterable[tuple[Entry, Vector]]) -> Record:
@@ -101,7 +136,8 @@ def advance(state: Record, parts: Iterable[tuple[Entry, Vector]]) -> Record:
         total += plan["weight"] * delta.astype(np.float64)
         weight += plan["weight"]
         cursors[entry.client] = plan["position"] + plan["steps"]
-    moved = (vector + total / weight).astype(np.float32) if weight else vector.copy()
+    with np.errstate(over="ignore"):  # the loop refuses a state that is not finite
+        moved = (vector + total / weight).astype(np.float32) if weight else vector.copy()
     values = {**state.values, "round": state.values["round"] + 1}
     return Record({**state.arrays, "weights/vector": moved, "cursors/next": cursors}, values)
 
@@ -168,10 +204,10 @@ def verified(
     for client in sorted(plans):
         if client not in replies.records:
             continue
-        entry = Entry(client, plans[client], replies.records[client])
+        entry = Entry(client, plans[client], recorded(replies.records[client]))
         try:
             check_identity(entry.plan, entry.reply)
-            change = delta(entry)
+            change = require_usable(delta(entry))
         except RecordError as error:
             failures[client] = f"refused: {error}"
             continue

@@ -58,6 +58,36 @@ class Entry(NamedTuple):
     reply: Record
 
 
+LARGEST = 1e12
+"""What no scalar, delta, gradient or weight of a run that learns comes near; beyond it lie sabotage and
+divergence, which must not reach a state on their way to infinity."""
+
+
+def usable(values: Vector) -> bool:
+    """Whether all of these numbers are finite and at most ``LARGEST`` in size."""
+    return not values.size or bool(values.max() <= LARGEST and values.min() >= -LARGEST)
+
+
+KEPT = (
+    "scalars/s", "weights/delta", "digests/bottom", "metrics/agreement",
+    "run", "round", "client", "step", "batch_id", "loss_sum", "examples",
+)  # fmt: skip
+"""Arrays and values of a client's replies that a replay or a row reads."""
+
+
+def recorded(reply: Record) -> Record:
+    """A client's reply as its entry has it: whatever else it sent never reaches the ledger."""
+    arrays = {name: reply.arrays[name] for name in KEPT if name in reply.arrays}
+    return Record(arrays, {name: reply.values[name] for name in KEPT if name in reply.values})
+
+
+def shown(value: Any) -> str:
+    """What a client said, fit for one line of a failure: at most 40 printable characters."""
+    plain = value is None or isinstance(value, str | int | float)
+    text = str(value) if plain else f"a {type(value).__name__}"
+    return "".join(c if c.isprintable() else "?" for c in text[:40])
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A finished round: the next state, what rebuilds it, and its row's own columns."""

@@ -25,8 +25,9 @@ from hofl.core.record import Record
 from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
 from hofl.protocol import split
+from hofl.protocol.aggregate import require_usable
 from hofl.protocol.base import SERVER, Call, Entry, Memory, Vector
-from hofl.protocol.probing import Probing
+from hofl.protocol.probing import Probing, agreement_of
 
 Floats = NDArray[np.float32]
 Recipes = Sequence[tuple[int, dict[str, Any]]]
@@ -126,9 +127,8 @@ def accepted(entry: Entry, shape: tuple[int, int], failures: dict[int, str]) -> 
     """Whether a client's scalars are what was asked for; else it is explained."""
     try:
         if shape[1]:
-            entry.reply.array("scalars/s", "float32", shape)
-            if entry.reply.array("metrics/agreement", "float64", (3,))[1:].min() < 0:
-                raise RecordError("its sums of squares are negative")
+            require_usable(entry.reply.array("scalars/s", "float32", shape))
+            agreement_of(entry.reply)
     except RecordError as error:
         failures[entry.client] = f"refused: {error}"
         return False

@@ -21,7 +21,7 @@ from hofl.core.record import Record
 from hofl.errors import RecordError
 from hofl.protocol import aggregate
 from hofl.protocol.aggregate import Training
-from hofl.protocol.base import SERVER, Entry, Vector
+from hofl.protocol.base import LARGEST, SERVER, Entry, Vector, recorded, usable
 from hofl.protocol.probing import agreement_of
 from hofl.protocol.split import Top
 
@@ -46,24 +46,20 @@ class Learner:
     moments: Floats
     steps: int = 0
 
-    def learn(self, sent: Record, most: int) -> tuple[float, NDArray[Any]]:
+    def learn(self, sent: Record) -> tuple[float, NDArray[Any]]:
         """One step on one upload -> its mean loss and feedback, both from before the step.
 
         Args:
             sent: a client's activations and labels.
-            most: examples it may have.
 
         Raises:
             RecordError: the upload does not fit, or the step is not finite; then nothing has moved.
         """
-        count = len(sent.arrays.get("labels/targets", ()))
-        if count > most:
-            raise RecordError(f"{count} labels, expected at most {most}")
         loss, gradient, feedback = self.half.first_order(self.weights, sent)
         weights, moments = self.weights.copy(), self.moments.copy()
         self.optimizer.update_(weights, gradient, list(moments), self.steps + 1)
-        if not (np.isfinite(weights).all() and np.isfinite(moments).all()):
-            raise RecordError("the server's step on it is not finite")
+        if not usable(weights):
+            raise RecordError(f"the server's step on it is not finite, or beyond {LARGEST:g}")
         self.weights, self.moments, self.steps = weights, moments, self.steps + 1
         return loss, feedback
 
@@ -119,9 +115,8 @@ def collected(
     entries = []
     for i, reply in sorted(replies.items()):
         try:
-            arrays: dict[str, NDArray[Any]] = {
-                "weights/delta": reply.array("weights/delta", "float32", (size,))
-            }
+            delta = aggregate.require_usable(reply.array("weights/delta", "float32", (size,)))
+            arrays: dict[str, NDArray[Any]] = {"weights/delta": delta}
             if plans[i].values.get("probes"):
                 arrays["metrics/agreement"] = agreement_of(reply)
         except RecordError as error:
@@ -130,7 +125,7 @@ def collected(
         uploaded = sum(count for _, count in losses[i])
         loss = sum(loss * count for loss, count in losses[i]) / uploaded
         examples = uploaded // len(losses[i]) * plans[i].values["steps"]
-        values = {**reply.values, "loss_sum": loss * examples, "examples": examples}
+        values = {**recorded(reply).values, "loss_sum": loss * examples, "examples": examples}
         entries.append(Entry(i, plans[i], Record(arrays, values)))
     return entries
 
@@ -149,7 +144,8 @@ def averaged(start: Vector, entries: Iterable[Entry]) -> Vector:
         delta = entry.reply.array("weights/delta", "float32", start.shape)
         total += entry.plan.values["weight"] * delta.astype(np.float64)
         weight += entry.plan.values["weight"]
-    moved: Vector = (start + total / weight).astype(np.float32)
+    with np.errstate(over="ignore"):  # the loop refuses a state that is not finite
+        moved: Vector = (start + total / weight).astype(np.float32)
     return moved
 
 

@@ -40,7 +40,8 @@ class Law(NamedTuple):
 
 
 CHECKED = 3
-"""Rounds in which one-sided probes also visit the mirrored points, where a step is all a round has."""
+"""Rounds in which one-sided probes also visit the mirrored points where that would cost much: see
+:func:`checks` and :func:`loss_steps_`."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,14 @@ def step_directions(plan: dict[str, Any], root: Key, step: int, size: int) -> Di
     return Directions(root.fold(step), plan["directions"], plan["probes"], size)
 
 
+def checks(plan: dict[str, Any], step: int) -> bool:
+    """Whether the probes of local step ``step`` (from 0) are checked: in a round's first step alone.
+
+    Where a step is all a round has, that would be every step: then only in the first ``CHECKED`` rounds.
+    """
+    return step == 0 and (plan["steps"] > 1 or plan["round"] < CHECKED)
+
+
 def loss_steps_(
     task: Task,
     plan: dict[str, Any],
@@ -105,6 +114,8 @@ def loss_steps_(
     along: Along = lambda directions, _: directions,
 ) -> Record:
     """E zeroth-order steps of a client on the loss itself, along the directions of ``root``.
+
+    A mirrored probe is a pass of the whole model: the first step of the first ``CHECKED`` rounds has them.
 
     Args:
         task: the client's.
@@ -131,7 +142,8 @@ def loss_steps_(
         surrogate = LossSurrogate(task.model, batch.inputs, task.loss_on(batch))
         directions = step_directions(plan, root, e, len(vector))
         probed = along(directions, state)
-        loss, probe = ESTIMATORS[plan["estimator"]](surrogate, probed, plan["radius"], e == 0)
+        check = e == 0 and plan["round"] < CHECKED
+        loss, probe = ESTIMATORS[plan["estimator"]](surrogate, probed, plan["radius"], check)
         learnt = probe(torch.ones_like(loss))
         with np.errstate(over="ignore"):
             scalars[e] = learnt.values  # rounded to the wire's float32, then used
@@ -161,12 +173,13 @@ def agreement_of(reply: Record) -> Doubles:
 def zo_signal(agreements: Iterable[Doubles], estimator: str) -> float | None:
     """A round's zo_signal from its agreement sums float64 [3]; 1 for estimators exact by construction.
 
-    None without probes, or where no mirrored point was visited.
+    None without probes, where no mirrored point was visited, or where the sums are none.
     """
     sums = list(agreements)
     if not sums:
         return None
     if estimator not in ("forward", "central"):
         return 1.0
-    total = np.sum(sums, axis=0)
-    return signal(total) if total[1] or total[2] else None
+    with np.errstate(over="ignore"):  # of what a client claims
+        total = np.sum(sums, axis=0)
+    return signal(total) if (total[1] or total[2]) and np.isfinite(total).all() else None

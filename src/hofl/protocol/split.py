@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
-from hofl.protocol.base import Call, Entry, Memory, Vector
+from hofl.protocol.base import LARGEST, Call, Entry, Memory, Vector, recorded, shown, usable
 from hofl.tasks.base import Batch, Task
 
 Wire = Literal["float32", "bfloat16"]
@@ -73,7 +73,7 @@ def unpack(bits: NDArray[Any], dtype: str) -> Tensor:
         RecordError: it is neither of the wire's types, or not finite.
     """
     if bits.dtype not in (np.uint16, np.float32) or dtype not in ("float32", "bfloat16", "float64"):
-        raise RecordError(f"activations of type {bits.dtype} for a model in {dtype}")
+        raise RecordError(f"activations of type {bits.dtype} for a model in {shown(dtype)}")
     tensor = torch.from_numpy(bits.copy())
     tensor = tensor.view(torch.bfloat16) if bits.dtype == np.uint16 else tensor
     if not bool(torch.isfinite(tensor).all()):
@@ -103,7 +103,8 @@ def ask(
         foreign = [n for n in (*IDENTITY, "batch_id") if n in asked and reply.values.get(n) != asked[n]]
         if foreign:
             name = foreign[0]
-            failures[client] = f"refused: reply is for {name} {reply.values.get(name)}, not {asked[name]}"
+            found = shown(reply.values.get(name))
+            failures[client] = f"refused: reply is for {name} {found}, not {asked[name]}"
         else:
             answers[client] = reply
     return answers
@@ -139,7 +140,8 @@ def counted(client: int, plan: Record, reply: Record, sent: Record, loss: float)
     """An entry for the ledger: the scalars, and the loss that the server measured; no activation."""
     examples = len(sent.arrays["labels/targets"])
     counts = {"loss_sum": loss * examples, "examples": examples}
-    return Entry(client, plan, Record(reply.arrays, {**reply.values, **counts}))
+    kept = recorded(reply)
+    return Entry(client, plan, Record(kept.arrays, {**kept.values, **counts}))
 
 
 def opened(memory: Memory, request: Record) -> dict[str, Any]:
@@ -206,8 +208,8 @@ class Top:
         loss, gradient, feedback = self._run(
             top, lambda: self.task.model.first_order(batch.inputs, self.boundary, z, self.task.loss_on(batch))
         )
-        if not (np.isfinite(loss) and np.isfinite(gradient).all()):
-            raise RecordError("non-finite loss or gradient of the top")
+        if not (np.isfinite(loss) and usable(gradient)):
+            raise RecordError(f"non-finite loss or gradient of the top, or one beyond {LARGEST:g}")
         return loss, gradient, pack(feedback, self.wire)
 
     @torch.no_grad()
@@ -240,6 +242,9 @@ class Top:
         targets, lengths = sent.arrays.get("labels/targets"), sent.arrays.get("labels/lengths")
         if bits is None or targets is None or targets.dtype != np.int32 or targets.shape != bits.shape[:1]:
             raise RecordError("activations and labels are not of one batch")
+        named = sent.values.get("batch_id")
+        if not targets.ndim or type(named) is not str or len(named) > 64:
+            raise RecordError("activations of no batch: it needs examples and a batch_id")
         if self.batch and len(targets) > self.batch:
             raise RecordError(f"{len(targets)} examples, where a batch has at most {self.batch}")
         classes = len(self.task.facts.get("labels", ()))

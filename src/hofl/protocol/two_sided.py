@@ -18,8 +18,9 @@ from hofl.core.keys import Key
 from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, replay_
-from hofl.errors import ClientError, RecordError
-from hofl.protocol.base import Memory, Vector
+from hofl.errors import RecordError
+from hofl.protocol import aggregate
+from hofl.protocol.base import LARGEST, Memory, Vector, usable
 from hofl.protocol.probing import step_directions
 from hofl.protocol.split import identity, opened, sent_values, smashed
 from hofl.tasks.base import Task
@@ -52,13 +53,13 @@ def slopes(losses: Floats, radius: float) -> Floats:
     """``s_j = (l+_j - l-_j) / (2 radius)``: losses float32 [2, q] -> float32 [q], rounded once.
 
     Raises:
-        RecordError: a scalar is not finite.
+        RecordError: a scalar is not finite, or beyond any use.
     """
     ahead, behind = losses.astype(np.float64)
     with np.errstate(all="ignore"):
         s: Floats = ((ahead - behind) / (2 * radius)).astype(np.float32)
-    if not np.isfinite(s).all():
-        raise RecordError("non-finite scalar")
+    if not usable(s):
+        raise RecordError(f"non-finite scalar, or one beyond {LARGEST:g}")
     return s
 
 
@@ -97,22 +98,12 @@ def started(task: Task, request: Record) -> dict[str, Any]:
     Raises:
         ClientError: its model has another layout.
     """
-    check_layout(task, request)
+    aggregate.check_layout(task, request)
     d_c = task.model.layout.bottom_size(request.values["boundary"])
     bottom = request.array("weights/bottom", "float32", (d_c,))
     state = Optimizer.from_values(request.values["bottom_optimizer"]).init(d_c)
     moments = np.array(state, dtype=np.float32).reshape(len(state), d_c)
     return {"plan": request, "bottom": bottom, "moments": moments, "first": 1}
-
-
-def check_layout(task: Task, request: Record) -> None:
-    """Refuse a plan for another model.
-
-    Raises:
-        ClientError: the layouts differ.
-    """
-    if request.values["layout"] != task.model.layout.fingerprint:
-        raise ClientError("this client's model has another layout than the server's")
 
 
 def upload(task: Task, memory: Memory, held: dict[str, Any], step: int) -> Record:
