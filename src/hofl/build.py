@@ -181,7 +181,9 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
     alone = ALGORITHMS[config.algorithm].centralised
     cohort = 1 if alone else cohort_size(config.cohort.size, len(able))
     if config.quorum > cohort:
-        raise ConfigError(f"quorum = {config.quorum}: must be at most the cohort, {cohort} clients")
+        raise ConfigError(
+            f"quorum = {config.quorum}: must be at most the cohort, {cohort} client{'s' * (cohort > 1)}"
+        )
     if ALGORITHMS[config.algorithm].boundary != "each":
         return uniform(len(able), cohort)
     scores = [layout.bottom_size(boundaries[i]) / config.zo.probes for i in able]

@@ -31,7 +31,7 @@ def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
     read = c.task.name != "synthetic"
     yield "task.train", read and not c.task.train, "is missing; name a file, a glob or hub:dataset:split"
     yield "task.evaluation", read and not c.task.evaluation, "is missing; name a file or hub:dataset:split"
-    if fixed:
+    if fixed and not ALGORITHMS[c.algorithm].centralised:
         size, clients = c.cohort.size, c.partition.clients
         yield (
             "cohort.size",
@@ -73,6 +73,8 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     wrong = bool(method.estimators) and c.zo.estimator not in method.estimators
     yield "zo.estimator", wrong, f"must be {' or '.join(method.estimators)} for {name}"
     section = "zo.optimizer" if c.zo.optimizer != c.optimizer else "optimizer"
+    late, steps = name == "heron_sfl" and c.split.upload_every > c.local.steps, c.local.steps
+    yield "split.upload_every", late, f"must be at most local.steps = {steps}: later uploads never come"
     own = name in ("hiso", "mu_splitfed")
     reason = f"must be sgd: {name} has an update law of its own"
     yield f"{section}.name", own and c.bottom_optimizer.name != "sgd", reason

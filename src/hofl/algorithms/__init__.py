@@ -102,14 +102,14 @@ ALGORITHMS: dict[str, Method] = {
             "ho_sfl", "HO-SFL", "arXiv 2603.14773",
             "split", "one", "1", "1", "server", "inference",
             "A + y + q", "A + q + lag q", "O(sqrt(d_c / (q T)))",
-            ("q scalars of the bottom", *_LABELS), _PROBED, _ALL,
+            ("q scalars and a digest of the bottom", *_LABELS), _PROBED, _ALL,
             top="one for all clients, their gradients averaged",
         ),
         Method(
             "hosl", "HOSL", "hybrid-order split learning, as HO-FL App. A describes it",
             "split", "one", "2 q + 1", "–", "server", "inference",
             "E ((2 q + 1) A + y)", "E 2 q", "O(sqrt(d_c / (q T)))",
-            _LABELS, _PROBED, ("central", "none"),
+            ("a digest of the bottom", *_LABELS), _PROBED, ("central", "none"),
             centralised=True,
             top="one",
         ),
@@ -190,7 +190,7 @@ ALGORITHMS: dict[str, Method] = {
             "mezo", "MeZO", "Malladi et al., NeurIPS 2023",
             "centralised", "none", "0", "–", "nobody", "inference, and a copy of the trainables",
             "E q", "0", "effective rank, not d",
-            (_SCALARS,), ("layout", "training", "probing"), ("central", "tangent"), centralised=True,
+            (_SCALARS, "a digest"), ("layout", "training", "probing"), ("central", "tangent"), centralised=True,
         ),
     )
 }  # fmt: skip

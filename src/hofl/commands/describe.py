@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hofl.report.rows import amount
@@ -41,10 +42,11 @@ def describe(session: "Session") -> Iterator[str | Table]:
     yield from (f"warning: {text}" for text in (*task.facts.get("warnings", ()), *telling(session)))
     yield partition(task.facts.get("partition", ()), config.partition.kind)
     yield boundaries(session)
+    yield from contact(session)
     yield cohort(session)
     steps, batch = steps_of(config), config.local.batch
     yield (
-        f"each participation: {steps} optimizer steps, {steps * probes_of(config)} probes, "
+        f"each participation: {steps} optimizer step{'s' * (steps > 1)}, {steps * probes_of(config)} probes, "
         f"up to {steps * batch} example visits (batches of {batch}; a smaller client gives what it has)"
     )
     bytes_kept = ledger_bytes(session)
@@ -58,13 +60,11 @@ def describe(session: "Session") -> Iterator[str | Table]:
 def telling(session: "Session") -> Iterator[str]:
     """A warning for each boundary whose few coordinates the scalars of one participation nearly fix."""
     from hofl.algorithms import ALGORITHMS
-    from hofl.build import probes_of, steps_of
 
-    scalars = steps_of(session.config) * probes_of(session.config)
     if not ALGORITHMS[session.config.algorithm].hybrid:
         return
     for boundary in sorted(set(session.boundaries)):
-        bottom = session.task.model.layout.bottom_size(boundary)
+        bottom, scalars = session.task.model.layout.bottom_size(boundary), scalars_up(session, boundary)
         if bottom and scalars > _TELLING * bottom:
             yield (
                 f"the scalars then determine a large part of the bottom's gradient: boundary {boundary} has "
@@ -97,6 +97,29 @@ def sent(session: "Session", boundary: int) -> "Traffic":
     return traffic.of(session.config.algorithm, session.sizes(boundary))
 
 
+def scalars_up(session: "Session", boundary: int) -> int:
+    """Scalars that a client sends in one participation: none where the server forms them, or weights go."""
+    from hofl.theory.communication import SCALAR
+
+    return sent(session, boundary)["up"].get("scalars", 0) // SCALAR
+
+
+def contact(session: "Session") -> Iterator[str]:
+    """A line where what a client receives depends on what it has missed."""
+    from hofl.algorithms import ALGORITHMS
+    from hofl.theory import traffic
+
+    name, sizes = session.config.algorithm, session.sizes(max(session.boundaries))
+    ready, missed, first = (
+        sum(traffic.of(name, replace(sizes, lag=lag))["down"].values()) for lag in (0, 1, None)
+    )
+    if first > ready:
+        own = "" if ALGORITHMS[name].split else ", its own last one among them"
+        more = f"; {size(missed - ready)} more for each round it lacks{own}" if missed > ready else ""
+        first_more = f"{size(first - ready)} or more at first contact"
+        yield f"payload down: of a client in step{more}; {first_more}"
+
+
 def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
     """Who holds what: a line a client, or the spread over the clients where they are many."""
     classes = list(rows[0]["classes"]) if rows else []
@@ -117,19 +140,19 @@ def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
 def boundaries(session: "Session") -> Table:
     """Clients, dimensions and payload bytes of a participation, one line a boundary."""
     from hofl.algorithms import ALGORITHMS
-    from hofl.build import probes_of, steps_of
 
-    layout, probes, steps = session.task.model.layout, probes_of(session.config), steps_of(session.config)
+    layout = session.task.model.layout
     hybrid = ALGORITHMS[session.config.algorithm].hybrid
     rows = []
     for boundary, count in sorted(Counter(session.boundaries).items()):
         bottom = layout.bottom_size(boundary)
-        scalars = steps * probes if bottom or not hybrid else 0
-        cells = (boundary, count, f"{bottom:,}", f"{layout.size - bottom:,}", scalars)
+        halves = (boundary, count, f"{bottom:,}", f"{layout.size - bottom:,}") if hybrid else (count,)
+        cells = (*halves, scalars_up(session, boundary))
         ways = sent(session, boundary)
         rows.append((*map(str, cells), *(size(sum(ways[way].values())) for way in ("up", "down"))))
-    columns = ("boundary", "clients", "bottom", "top", "scalars up", "payload up", "payload down")
-    return Table(f"boundaries: blocks below the cut, of {layout.blocks}", columns, tuple(rows))
+    halves_of = ("boundary", "clients", "bottom", "top") if hybrid else ("clients",)
+    title = f"boundaries: blocks below the cut, of {layout.blocks}" if hybrid else "boundaries: none"
+    return Table(title, (*halves_of, "scalars up", "payload up", "payload down"), tuple(rows))
 
 
 def cohort(session: "Session") -> str:
@@ -176,8 +199,9 @@ def result(end: dict[str, Any]) -> Table:
         ("majority class", number(end.get("majority_class"))),
         ("rounds", str(end["rounds"])),
         ("examples seen", str(end["examples_seen"])),
-        ("uplink", size(amount(end["bytes_up"]))),
-        ("downlink", size(amount(end["bytes_down"]))),
+        ("uplink, headers included", size(amount(end["bytes_up"]))),
+        ("downlink, headers included", size(amount(end["bytes_down"]))),
+        ("peak memory of a client", size(end.get("client_peak_bytes"))),
         ("peak memory of this process", size(end.get("peak_bytes"))),
         ("time", seconds(amount(end["seconds"]))),
         ("client failures", str(end.get("failures", 0))),
