@@ -190,7 +190,9 @@ ALGORITHMS: dict[str, Method] = {
             "mezo", "MeZO", "Malladi et al., NeurIPS 2023",
             "centralised", "none", "0", "–", "nobody", "inference, and a copy of the trainables",
             "E q", "0", "effective rank, not d",
-            (_SCALARS, "a digest"), ("layout", "training", "probing"), ("central", "tangent"), centralised=True,
+            (_SCALARS, "a digest of the trainables"),
+            ("layout", "training", "probing"), ("central", "tangent"),
+            centralised=True,
         ),
     )
 }  # fmt: skip
