@@ -4,7 +4,6 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,9 +22,6 @@ from hofl.protocol.base import Algorithm
 from hofl.protocol.probing import Probing, Shared
 from hofl.protocol.split import Split
 from hofl.tasks.base import Batch, Task
-
-if TYPE_CHECKING:
-    pass
 
 Inputs = dict[str, torch.Tensor]
 Draw = Callable[[int, int], list[int]]
@@ -80,7 +76,8 @@ def probes_of(config: Config) -> int:
 
 def steps_of(config: Config) -> int:
     """Local steps of a client in a round: one where the method aggregates after each."""
-    return 1 if config.algorithm in ("ho_sfl", "mu_splitfed") else config.local.steps
+    single = ALGORITHMS[config.algorithm].local_steps.startswith("1")
+    return 1 if single else config.local.steps
 
 
 def leaves_device(config: Config) -> tuple[str, ...]:
@@ -90,11 +87,8 @@ def leaves_device(config: Config) -> tuple[str, ...]:
     sent = tuple(what for what in method.leaves_device if texts or "texts" not in what)
     if method.estimators and not probes_of(config):
         sent = sent[-1:] if method.boundary == "each" else tuple(s for s in sent if "scalars" not in s)
-    return (
-        (*sent, "counts of examples")
-        if method.split
-        else (*sent, "the sum of training losses", "counts of examples")
-    )
+    losses = () if method.split else ("the sum of training losses",)  # where the top is, so is the loss
+    return (*sent, *losses, "counts of examples")
 
 
 def check_probes(config: Config, task: Task, boundaries: Sequence[int], inputs: Inputs) -> None:

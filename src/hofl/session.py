@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,12 @@ class Session:
     able: list[int]
     draw: Draw
 
-    def sizes(self, boundary: int) -> Sizes:
-        """What a participation at this boundary moves, of a client in step; measured on one full batch."""
+    @cached_property
+    def sizes(self) -> dict[int, Sizes]:
+        """What a participation moves by boundary, of a client in step; measured once, on one full batch."""
+        return {boundary: self._sizes(boundary) for boundary in sorted(set(self.boundaries))}
+
+    def _sizes(self, boundary: int) -> Sizes:
         config, layout, method = self.config, self.task.model.layout, ALGORITHMS[self.config.algorithm]
         d_c, probes = layout.bottom_size(boundary), probes_of(config)
         counts = Sizes(

@@ -29,7 +29,7 @@ from hofl.core.record import Record
 from hofl.core.replay import digest
 from hofl.errors import ClientError
 from hofl.models.forward_mode import DeferredSurrogate
-from hofl.protocol import aggregate, history
+from hofl.protocol import aggregate, history, learner
 from hofl.protocol import split as messages
 from hofl.protocol.base import SERVER, Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.protocol.probing import SHARED, Probing, checks, root_key, step_directions, zo_signal
@@ -52,8 +52,7 @@ def init(setup: Setup, vector: Vector) -> Record:
     start, training, d_c = aggregate.initial_state(setup.training, vector), setup.training, setup.d_c
     clients, q = len(training.sizes), setup.probing.to_values()["probes"]
     shared = history.begin(clients, setup.split.history, d_c, 1, q, setup.probing.optimizer)
-    top = np.array(training.optimizer.init(len(vector) - d_c), dtype=np.float32)
-    moments = top.reshape(len(top), len(vector) - d_c)  # [k, d_s]
+    moments = learner.moments_of(training.optimizer, len(vector) - d_c)  # [k, d_s]
     return Record({**start.arrays, **shared, "weights/top_moments": moments}, start.values)
 
 

@@ -94,7 +94,7 @@ def sent(session: "Session", boundary: int) -> "Traffic":
     """Payload bytes by category of one participation of a client that is in step."""
     from hofl.theory import traffic
 
-    return traffic.of(session.config.algorithm, session.sizes(boundary))
+    return traffic.of(session.config.algorithm, session.sizes[boundary])
 
 
 def scalars_up(session: "Session", boundary: int) -> int:
@@ -109,7 +109,7 @@ def contact(session: "Session") -> Iterator[str]:
     from hofl.algorithms import ALGORITHMS
     from hofl.theory import traffic
 
-    name, sizes = session.config.algorithm, session.sizes(max(session.boundaries))
+    name, sizes = session.config.algorithm, session.sizes[max(session.boundaries)]
     ready, missed, first = (
         sum(traffic.of(name, replace(sizes, lag=lag))["down"].values()) for lag in (0, 1, None)
     )

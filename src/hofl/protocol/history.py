@@ -24,7 +24,7 @@ from hofl.core.optimizers import Optimizer, Update
 from hofl.core.record import Record
 from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
-from hofl.protocol import split
+from hofl.protocol import aggregate, split
 from hofl.protocol.aggregate import require_usable
 from hofl.protocol.base import SERVER, Call, Entry, Memory, Vector
 from hofl.protocol.probing import Probing, agreement_of
@@ -137,11 +137,9 @@ def accepted(entry: Entry, shape: tuple[int, int], failures: dict[int, str]) -> 
 
 def mean_scalars(entries: Sequence[Entry], shape: tuple[int, int]) -> Floats:
     """The clients' scalars float32 [E, q], averaged with the plans' weights in float64 and rounded once."""
-    total, weight = np.zeros(shape), 0.0
-    for entry in entries:
-        total += entry.plan.values["weight"] * entry.reply.array("scalars/s", "float32", shape)
-        weight += entry.plan.values["weight"]
-    return (total / weight).astype(np.float32) if weight else total.astype(np.float32)
+    return aggregate.mean(
+        (entry.plan.values["weight"], entry.reply.array("scalars/s", "float32", shape)) for entry in entries
+    )
 
 
 def advance(

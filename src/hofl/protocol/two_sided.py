@@ -19,7 +19,7 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, replay_
 from hofl.errors import RecordError
-from hofl.protocol import aggregate
+from hofl.protocol import aggregate, learner
 from hofl.protocol.base import LARGEST, Memory, Vector, usable
 from hofl.protocol.probing import step_directions
 from hofl.protocol.split import identity, opened, sent_values, smashed
@@ -101,8 +101,7 @@ def started(task: Task, request: Record) -> dict[str, Any]:
     aggregate.check_layout(task, request)
     d_c = task.model.layout.bottom_size(request.values["boundary"])
     bottom = request.array("weights/bottom", "float32", (d_c,))
-    state = Optimizer.from_values(request.values["bottom_optimizer"]).init(d_c)
-    moments = np.array(state, dtype=np.float32).reshape(len(state), d_c)
+    moments = learner.moments_of(Optimizer.from_values(request.values["bottom_optimizer"]), d_c)
     return {"plan": request, "bottom": bottom, "moments": moments, "first": 1}
 
 
