@@ -15,7 +15,8 @@ from hofl.protocol.base import Call, Replies
 from hofl.tasks.base import Batch, Task
 from hofl.tasks.metrics import Sums
 from hofl.tasks.partition import Partition
-from hofl.tasks.text import read_text, text_task
+from hofl.tasks.text import text_task
+from hofl.tasks.text_data import read_text
 
 Examples = Sequence[tuple[float, int]]
 

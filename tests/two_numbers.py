@@ -22,7 +22,8 @@ from hofl.protocol.split import Split
 from hofl.tasks.base import Batch, Task
 from hofl.tasks.metrics import Sums
 from hofl.tasks.partition import Partition
-from hofl.tasks.text import read_text, text_task
+from hofl.tasks.text import text_task
+from hofl.tasks.text_data import read_text
 from hofl.tasks.tokens import word_tokens
 
 W0, W1 = 0.5, 3.0

@@ -43,6 +43,11 @@ def pooled(config: Config, task: Task) -> Task:
     return replace(task, clients=("centre",), shards=[np.unique(np.concatenate(task.shards))])
 
 
+def run_id(config: Config) -> str:
+    """Names a run: what was resolved of its configuration, 16 hexadecimal digits."""
+    return hashlib.sha256(dump(config).encode()).hexdigest()[:16]
+
+
 def build_algorithm(config: Config, task: Task, boundaries: Sequence[int]) -> Algorithm:
     """The algorithm a configuration names, for a :func:`pooled` task and one boundary a client."""
     training = Training(
@@ -53,7 +58,7 @@ def build_algorithm(config: Config, task: Task, boundaries: Sequence[int]) -> Al
         sizes=tuple(len(shard) for shard in task.shards),
         quorum=config.quorum,
         weighting=config.cohort.weighting,
-        run=hashlib.sha256(dump(config).encode()).hexdigest()[:16],
+        run=run_id(config),
     )
     zo, split = config.zo, config.split
     optimizer = optimizer_of(config.bottom_optimizer)
@@ -122,11 +127,19 @@ def check_probes(config: Config, task: Task, boundaries: Sequence[int], inputs: 
         task.model.surrogate(inputs, cuts[-1]).tangents(direction)
 
 
-def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ...]:
-    """The boundary of each client: 0 where there is no bottom, as listed, or tiers dealt equally.
+def boundaries_of(
+    config: Config, layout: Layout, clients: int, declared: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The boundary of each client: 0 where there is no bottom, as listed or declared, or tiers dealt equally.
 
     Tiers follow one seeded permutation of the client numbers that no label has a say in; their
     sizes differ by at most one.
+
+    Args:
+        config: its algorithm and ``[cohort]``.
+        layout: has L blocks.
+        clients: how many.
+        declared: what each said when it joined; read only where ``cohort.assign`` is "declared".
 
     Raises:
         ConfigError: none is given, one is outside ``0 .. L``, or a list does not fit the clients.
@@ -137,6 +150,8 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
     low, high = (1, layout.blocks - 1) if method.split else (0, layout.blocks)
     given, allowed = config.cohort.boundaries, f"{low}..{high}, the blocks of this model"
     allowed += f"; {method.name} needs both halves" if method.split else ""
+    if config.cohort.assign == "declared":
+        return _declared(declared, clients, range(low, high + 1), allowed)
     if not given:
         raise ConfigError(f"cohort.boundaries is missing; name one number a tier, each in {allowed}")
     for boundary in given:
@@ -154,6 +169,33 @@ def boundaries_of(config: Config, layout: Layout, clients: int) -> tuple[int, ..
     for place, client in enumerate(Key.of(config.seed, "init", _TIERS).permutation(clients)):
         dealt[client] = given[place % len(given)]
     return tuple(dealt)
+
+
+def _declared(given: Sequence[int] | None, clients: int, good: range, allowed: str) -> tuple[int, ...]:
+    """What the clients declared, once each is good."""
+    if given is None or len(given) != clients:
+        raise ConfigError(
+            f"cohort.assign = 'declared': {len(given or ())} of {clients} clients have declared a boundary; "
+            "nodes do when they join: run it with hofl server"
+        )
+    for client, boundary in enumerate(given):
+        if boundary not in good:
+            raise ConfigError(
+                f"cohort.assign = 'declared': client number {client} declares {boundary}, outside {allowed}"
+            )
+    return tuple(given)
+
+
+def require_local_data(config: Config) -> None:
+    """Refuse to run in one process what only nodes can: their data, or the boundaries they declare.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if config.partition.kind == "nodes":
+        raise ConfigError("partition.kind = 'nodes': the data is at the nodes; run it with hofl server")
+    if config.cohort.assign == "declared":
+        raise ConfigError("cohort.assign = 'declared': nodes say it when they join; run it with hofl server")
 
 
 def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], sizes: list[int]) -> Policy:

@@ -24,20 +24,22 @@ def percent(text: str) -> float | None:
 
 def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
     """Settings that are fine alone and wrong together: (key, is it wrong, what is allowed)."""
-    text, fixed = c.task.name == "text", c.partition.kind != "files"
+    text, fixed, nodes = c.task.name == "text", c.partition.kind != "files", c.partition.kind == "nodes"
     yield "model.source", text and not c.model.source, "is missing; name a hub id, a folder or a .gguf file"
     own = c.task.name == "synthetic" and bool(c.model.source)
     yield "model.source", own, "must be absent: the synthetic task brings its own network"
+    yield from _own_data(c, ALGORITHMS[c.algorithm])
     read = c.task.name != "synthetic"
-    yield "task.train", read and not c.task.train, "is missing; name a file, a glob or hub:dataset:split"
+    yield (
+        "task.train",
+        read and not nodes and not c.task.train,
+        "is missing; name a file, a glob or hub:dataset:split",
+    )
     yield "task.evaluation", read and not c.task.evaluation, "is missing; name a file or hub:dataset:split"
     if fixed and not ALGORITHMS[c.algorithm].centralised:
-        size, clients = c.cohort.size, c.partition.clients
-        yield (
-            "cohort.size",
-            isinstance(size, int) and size > clients,
-            f"must be at most partition.clients = {clients}",
-        )
+        size, clients = c.cohort.size, len(c.partition.names) if nodes else c.partition.clients
+        all_of = f"the {clients} of partition.names" if nodes else f"partition.clients = {clients}"
+        yield "cohort.size", isinstance(size, int) and size > clients, f"must be at most {all_of}"
         members = cohort_size(size, clients)
         yield "quorum", c.quorum > members, f"must be at most the cohort, {members} clients"
         listed = c.cohort.assign == "listed" and len(c.cohort.boundaries) != clients
@@ -48,6 +50,24 @@ def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
         )
     yield from _image_settings(c)
     yield from _unfit(c, ALGORITHMS[c.algorithm])
+
+
+def _own_data(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
+    """Settings of runs whose data is at the nodes, and of boundaries that they declare."""
+    nodes, names, told = c.partition.kind == "nodes", c.partition.names, c.cohort.assign == "declared"
+    synthetic, at_nodes = c.task.name == "synthetic", "the data is at the nodes (partition.kind = 'nodes')"
+    yield "partition.kind", nodes and synthetic, "must not be 'nodes': the synthetic task makes its own data"
+    reason = f"must not be 'nodes': {c.algorithm} needs all data in one place"
+    yield "partition.kind", nodes and method.centralised, reason
+    missing = "is missing; list the client ids of the nodes, such as ['clinic-a', 'clinic-b']"
+    yield "partition.names", nodes and not names, missing
+    yield "partition.names", bool(names) and not nodes, "must be absent unless partition.kind is 'nodes'"
+    yield "task.train", nodes and bool(c.task.train), f"must be absent: {at_nodes}"
+    yield "task.train_rows", nodes and c.task.train_rows > 0, f"must be 0: {at_nodes}"
+    reason = f"must be 'tiers' or 'listed': in {c.algorithm} no client has a boundary of its own"
+    yield "cohort.assign", told and method.boundary != "each", reason
+    reason = "must be absent: assign is 'declared', so each node says its own"
+    yield "cohort.boundaries", told and bool(c.cohort.boundaries), reason
 
 
 def _image_settings(c: "Config") -> Iterator[tuple[str, bool, str]]:

@@ -12,9 +12,12 @@ import typer
 
 from hofl.commands.compare import compare
 from hofl.commands.export import export
+from hofl.commands.keys import keys
 from hofl.commands.listing import list_
+from hofl.commands.node import node
 from hofl.commands.replay import replay
 from hofl.commands.run import run
+from hofl.commands.server import server
 from hofl.errors import HoflError, RunFailed
 from hofl.report.tables import clean
 
@@ -25,6 +28,9 @@ app.command("run")(run)
 app.command("compare")(compare)
 app.command("replay")(replay)
 app.command("export")(export)
+app.command("server")(server)
+app.command("node")(node)
+app.command("keys")(keys)
 app.command("list")(list_)
 
 

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -20,23 +20,38 @@ from hofl.schema import Config, OptimizerConfig
 __all__ = ["Config", "OptimizerConfig", "about", "cohort_size", "dump", "load", "parse", "placed"]
 
 
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, apply ``section.key=value`` overrides, check everything.
 
     Raises:
         ConfigError: one line with the file and line, the key, what was given and what is allowed.
     """
-    file = Path(path)
+    return parse(read(path), str(path), overrides)
+
+
+def read(path: str | Path) -> str:
+    """The text of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        text = file.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ConfigError(f"{path}: {reason}; give the path of a .toml configuration") from None
-    return parse(text, str(path), overrides)
 
 
 def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
     """Like :func:`load` on text; ``name`` is what messages call it."""
+    return parse_as(Config, text, name, overrides)
+
+
+def parse_as(schema: type[Schema], text: str, name: str, overrides: Sequence[str] = ()) -> Schema:
+    """Like :func:`parse`, for the file of another schema."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -45,10 +60,10 @@ def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
     for keys, value in given:
         _assign(data, keys, value)
     try:
-        return Config.model_validate(_tuples(data))
+        return schema.model_validate(_tuples(data))
     except ValidationError as error:
         commands = {".".join(keys) for keys, _ in given}
-        raise ConfigError(_describe(error.errors()[0], name, text, data, commands)) from None
+        raise ConfigError(_describe(schema, error.errors()[0], name, text, data, commands)) from None
 
 
 @contextmanager
@@ -130,22 +145,29 @@ def _syntax(name: str, text: str, message: str) -> str:
     return f"{name}:{line}: {re.sub(r' *[(]at [^)]*[)]', '', message)}; the file is not valid TOML"
 
 
-def _describe(error: ErrorDetails, name: str, text: str, data: dict[str, Any], commands: set[str]) -> str:
+def _describe(
+    schema: type[BaseModel],
+    error: ErrorDetails,
+    name: str,
+    text: str,
+    data: dict[str, Any],
+    commands: set[str],
+) -> str:
     context = error.get("ctx", {})
-    path = str(context.get("path") or ".".join(_keys(error["loc"])))
+    path = str(context.get("path") or ".".join(_keys(schema, error["loc"])))
     spoken = any(f"{key}.".startswith(f"{path}.") for key in commands)
     where = "command line" if spoken else f"{name}{_line(text, path)}"
     if error["type"] == "extra_forbidden":
-        return f"{where}: {path} is unknown{_suggest(path)}"
+        return f"{where}: {path} is unknown{_suggest(schema, path)}"
     given = _given(data, path)
     if given is None:
         return f"{where}: {path} {_allowed(error)}"
     return f"{where}: {path} = {_show(given)}: {_allowed(error)}"
 
 
-def _keys(location: tuple[int | str, ...]) -> list[str]:
+def _keys(schema: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """The dotted key of an error: stops at an element of an array or a branch of a union."""
-    known = set(_paths(Config))
+    known = set(_paths(schema))
     keys: list[str] = []
     for part in location:
         if not isinstance(part, str) or ".".join(keys) in known:
@@ -215,8 +237,8 @@ def _paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def _suggest(path: str) -> str:
-    known = list(_paths(Config))
+def _suggest(schema: type[BaseModel], path: str) -> str:
+    known = list(_paths(schema))
     last = path.rpartition(".")[2]
     close = [k for k in known if k.rpartition(".")[2] == last] or difflib.get_close_matches(
         path, known, 1, 0.75

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from hofl.algorithms import ALGORITHMS
 from hofl.checks import contradictions, percent
+from hofl.tasks.files import CLIENT_ID
 from hofl.tasks.partition import KINDS
 
 
@@ -95,8 +96,17 @@ class TaskConfig(_Section):
     evaluation_rows: Natural = 0
 
 
+def _ids(names: tuple[str, ...]) -> bool:
+    """Whether all are client ids, each once."""
+    return len(set(names)) == len(names) and all(CLIENT_ID.fullmatch(name) for name in names)
+
+
 class PartitionConfig(_Section):
-    """How examples are dealt to clients; ``files`` means one client per file of a glob."""
+    """How examples are dealt to clients.
+
+    ``files`` means one client per file of a glob; ``nodes`` that the data is at the nodes, whose client ids
+    ``names`` lists (a client's number is its place), and stays there.
+    """
 
     kind: Annotated[str, _one_of(KINDS)] = "iid"
     clients: Count = 30
@@ -104,6 +114,7 @@ class PartitionConfig(_Section):
     minimum: Count = 1
     size: Count = 4000
     labels_per_client: Count = 2
+    names: Annotated[tuple[str, ...], _check(_ids, "ids of 1 to 64 of A-Z a-z 0-9 _ -, each once")] = ()
 
 
 class CohortConfig(_Section):
@@ -113,14 +124,15 @@ class CohortConfig(_Section):
         size: clients a round: a count, a percentage (rounded up) or "all".
         preference: beta in [0, 1): 0 samples uniformly, higher favours cheap clients.
         boundaries: blocks below the cut, one number per tier, or one per client when listed.
-        assign: tiers are dealt equally by a seeded permutation; listed is taken as written.
+        assign: tiers are dealt equally by a seeded permutation; listed is taken as written; declared is what
+            each node says of itself when it joins.
         weighting: of the mean over clients: equal (the papers'), or by the examples in the shard.
     """
 
     size: Annotated[int | str, AfterValidator(_part)] = 6
     preference: Share = 0.75
     boundaries: tuple[Natural, ...] = ()
-    assign: Literal["tiers", "listed"] = "tiers"
+    assign: Literal["tiers", "listed", "declared"] = "tiers"
     weighting: Literal["equal", "examples"] = "equal"
 
 
@@ -196,6 +208,25 @@ class EvaluationConfig(_Section):
     batch: Count = 32
 
 
+class FleetConfig(_Section):
+    """How a run on a network waits for its clients; a run in one process has no use for it.
+
+    Attributes:
+        deadline: seconds that a question waits for its answers.
+        enough: answers after which it waits no longer; 0 waits for the whole cohort. A cohort larger than
+            this is over-sampled: whoever is slow is left out.
+        retries: times a question is sent again to a client that was lost on the way.
+        join: seconds to wait for clients before the first round.
+        minimum: clients that must be there by then; 0: all of them.
+    """
+
+    deadline: Positive = 600.0
+    enough: Natural = 0
+    retries: Natural = 2
+    join: Positive = 300.0
+    minimum: Natural = 0
+
+
 class RunConfig(_Section):
     """How the run is executed and what it keeps."""
 
@@ -219,6 +250,7 @@ class Config(_Section):
     zo: ZoConfig = Field(default=ZoConfig(), validate_default=True)  # after optimizer: it inherits from it
     split: SplitConfig = SplitConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    fleet: FleetConfig = FleetConfig()
     run: RunConfig = RunConfig()
 
     @property

@@ -3,12 +3,12 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from hofl.build import (
     leaves_device,
     pooled,
     probes_of,
+    require_local_data,
     steps_of,
 )
 from hofl.build_task import build_task, device_of, load_text
@@ -35,7 +36,7 @@ from hofl.core.sampling import Policy
 from hofl.errors import ConfigError, RecordError
 from hofl.models.lora import export
 from hofl.protocol.aggregate import Training
-from hofl.protocol.base import Algorithm
+from hofl.protocol.base import Algorithm, Call
 from hofl.protocol.probing import Probing, Shared
 from hofl.protocol.split import Split, smashed
 from hofl.runtime import checkpoint, folder, ledger, loop, prints
@@ -48,6 +49,20 @@ from hofl.theory.traffic import Sizes
 
 _PROOF = 2
 """Examples in the batch on which a model's cut, or its export, is checked against the whole."""
+
+
+class Engine(NamedTuple):
+    """Where the clients of a session are.
+
+    Attributes:
+        says: what the manifest says of it, after the method's paradigm.
+        call: (session, meter) -> what the rounds ask through.
+        apart: whether clients are on machines of their own, so that what the server sees matters.
+    """
+
+    says: str
+    call: "Callable[[Session, Meter], Call]"
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class Session:
         policy: selection shares over ``able``.
         able: numbers of the clients that hold data.
         draw: the cohort of a round.
+        engine: where the clients are.
     """
 
     config: Config
@@ -73,6 +89,12 @@ class Session:
     policy: Policy
     able: list[int]
     draw: Draw
+    engine: Engine
+
+    @property
+    def settings(self) -> Settings:
+        """What the loop and the manifest are told."""
+        return settings_of(self.config, self.engine.says)
 
     @cached_property
     def sizes(self) -> dict[int, Sizes]:
@@ -96,24 +118,42 @@ class Session:
     def rows(self, where: Path, *, resume: bool, warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Run; yields each round's row once it is stored, see :func:`hofl.runtime.loop.run`."""
         meter = Meter()
-        cuts = self.boundaries if ALGORITHMS[self.config.algorithm].split else None
-        call = local_call(self.seen, self.algorithm.actions, meter, cuts)
+        call = self.engine.call(self, meter)
         parts = loop.Parts(self.task, self.algorithm, call, meter, self.draw, warn)
-        return loop.run(parts, where, settings_of(self.config), resume=resume)
+        return loop.run(parts, where, self.settings, resume=resume)
 
 
-def prepare(config: Config) -> Session:
+def _in_process(session: Session, meter: Meter) -> Call:
+    cuts = session.boundaries if ALGORITHMS[session.config.algorithm].split else None
+    return local_call(session.seen, session.algorithm.actions, meter, cuts)
+
+
+LOCAL = Engine(IN_PROCESS.removeprefix("federated"), _in_process)
+"""Every client in this process."""
+
+
+def prepare(
+    config: Config, engine: Engine = LOCAL, task: Task | None = None, declared: Sequence[int] | None = None
+) -> Session:
     """Build the task and the algorithm and check one against the other.
+
+    Args:
+        config: of the run.
+        engine: where the clients are.
+        task: built already; None builds it.
+        declared: the boundary that each client said it can afford, where the run leaves it to them.
 
     Raises:
         ConfigError, DataError, ModelError: one line that says what to mend.
     """
+    if engine is LOCAL:
+        require_local_data(config)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    task = build_task(config)
+    task = task or build_task(config)
     seen = pooled(config, task)
     sizes = [len(shard) for shard in seen.shards]
-    boundaries = boundaries_of(config, task.model.layout, len(seen.clients))
+    boundaries = boundaries_of(config, task.model.layout, len(seen.clients), declared)
     with about("cohort.boundaries"):
         for boundary in sorted(set(boundaries)):
             task.model.check_boundary(boundary)
@@ -125,7 +165,7 @@ def prepare(config: Config) -> Session:
     with about("model.source"):
         task.model.self_test(inputs)
         check_probes(config, task, boundaries, inputs)
-    return Session(config, task, seen, algorithm, boundaries, policy, able, draw)
+    return Session(config, task, seen, algorithm, boundaries, policy, able, draw, engine)
 
 
 def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
@@ -141,8 +181,8 @@ def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
     return summary
 
 
-def settings_of(config: Config) -> Settings:
-    """What the loop is told of a configuration."""
+def settings_of(config: Config, says: str = LOCAL.says) -> Settings:
+    """What the loop is told of a configuration, and of the engine in words."""
     method = ALGORITHMS[config.algorithm]
     probed = probes_of(config) > 0 and config.zo.estimator in ("forward", "central")
     return Settings(
@@ -151,7 +191,7 @@ def settings_of(config: Config) -> Settings:
         seed=config.seed,
         rounds=config.rounds,
         config=dump(config),
-        mode=f"{method.paradigm}{IN_PROCESS.removeprefix('federated')}",
+        mode=method.paradigm + says,
         leaves_device=leaves_device(config),
         labels_at="clients and server" if method.split else "clients",
         top_at=f"server: {method.top}" if method.split else "clients",
@@ -177,19 +217,22 @@ def rebuild(where: Path, round_number: int) -> dict[str, Any]:
     _, layout = checkpoint.load_final(where / folder.INITIAL)
     with closing(ledger.read(where / folder.LEDGER)) as book:
         name = book.algorithm
-    state = ledger.replay(where, round_number, _server_half(where, name, layout))
+    state = ledger.replay(where, round_number, bare(name, layout))
     sha = checkpoint.state_sha256(state)
     return {"round": round_number, "state_sha256": sha, "equal": True, "dimension": layout.size}
 
 
-def _server_half(where: Path, name: str, layout: Layout) -> Algorithm:
-    """An algorithm good for ``rebuild`` alone, which reads all it needs in the ledger's plans.
+def bare(name: str, layout: Layout) -> Algorithm:
+    """An algorithm good for ``rebuild`` and ``actions`` alone, which read all they need in the plans.
 
     So today's configuration has no say: the settings here are nobody's.
+
+    Raises:
+        RecordError: no such algorithm.
     """
     if name not in ALGORITHMS:
         raise RecordError(
-            f"{where}: algorithm = '{name}' in its ledger; this hofl has {', '.join(ALGORITHMS)}"
+            f"algorithm = '{name}' in a ledger or message; this hofl has {', '.join(ALGORITHMS)}"
         )
     optimizer = Optimizer("sgd", 1.0)
     training = Training(seed=0, steps=1, batch=1, optimizer=optimizer, sizes=())

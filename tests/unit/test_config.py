@@ -31,20 +31,20 @@ def message(text: str, *overrides: str) -> str:
         (
             "frob = 3",
             "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and [model], [task], "
-            "[partition], [cohort], [local], [optimizer], [zo], [split], [evaluation], [run]",
+            "[partition], [cohort], [local], [optimizer], [zo], [split], [evaluation], [fleet], [run]",
         ),
         (
             "[frob]\nx = 3",
             "x.toml:1: frob is unknown; there are algorithm, seed, rounds, quorum and "
             "[model], [task], [partition], [cohort], [local], [optimizer], [zo], [split], "
-            "[evaluation], [run]",
+            "[evaluation], [fleet], [run]",
         ),
         ("[run]\nfrob = 3", "x.toml:2: run.frob is unknown; [run] has threads, ledger"),
         ('algorithm = "sgd"', f'x.toml:1: algorithm = "sgd": must be {NAMES}'),
         (
             '[partition]\nkind = "stripes"',
             "x.toml:2: partition.kind = \"stripes\": must be 'iid', 'dirichlet', 'by_label', "
-            "'fixed_dirichlet' or 'files'",
+            "'fixed_dirichlet', 'files' or 'nodes'",
         ),
         ("[zo.optimizer]\nlr = 1\n[optimizer]\nlr = -1", "x.toml:4: optimizer.lr = -1: must be > 0"),
         ("[zo]\n\nradius = 0", "x.toml:3: zo.radius = 0: must be > 0"),
@@ -232,3 +232,80 @@ def test_missing_file_and_bad_bytes(tmp_path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"bad\.toml: is not UTF-8 text"):
         load(tmp_path / "bad.toml")
+
+
+NODES = """
+[model]
+source = "m"
+[task]
+evaluation = "e.csv"
+[partition]
+kind = "nodes"
+names = ["a", "b"]
+[cohort]
+size = 2
+boundaries = [1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('names = ["a", "b"]', "", "partition.names is missing; list the client ids of the nodes"),
+        (
+            '"b"]',
+            '"a"]',
+            'partition.names = ["a", "a"]: must be ids of 1 to 64 of A-Z a-z 0-9 _ -, each once',
+        ),
+        ('"b"]', '"../b"]', 'partition.names = ["a", "../b"]: must be ids of'),
+        ('kind = "nodes"', "", "must be absent unless partition.kind is 'nodes'"),
+        (
+            'evaluation = "e.csv"',
+            'evaluation = "e.csv"\ntrain = "t.csv"',
+            "must be absent: the data is at the nodes",
+        ),
+        (
+            'evaluation = "e.csv"',
+            'evaluation = "e.csv"\ntrain_rows = 9',
+            "must be 0: the data is at the nodes",
+        ),
+        ('evaluation = "e.csv"', "", "task.evaluation is missing"),
+        ("size = 2", "size = 3", "cohort.size = 3: must be at most the 2 of partition.names"),
+        (
+            "size = 2",
+            "size = 2\nassign = 'listed'",
+            "must list one number per client, 2, when assign is 'listed'",
+        ),
+        (
+            "size = 2",
+            "assign = 'declared'",
+            "must be absent: assign is 'declared', so each node says its own",
+        ),
+        (
+            "[task]",
+            '[task]\nname = "synthetic"',
+            "must not be 'nodes': the synthetic task makes its own data",
+        ),
+        ("\n[model]", 'algorithm = "mezo"\n[model]', "must not be 'nodes': mezo needs all data in one place"),
+        ("\n[model]", "quorum = 3\n[model]", "quorum = 3: must be at most the cohort, 2 clients"),
+    ],
+)
+def test_data_at_the_nodes_and_what_contradicts_it(old: str, new: str, message: str) -> None:
+    config = parse(NODES, "x")
+    assert config.partition.names == ("a", "b") and parse(dump(config), "x") == config
+    text = NODES.replace(old, new, 1)
+    if "synthetic" in new:  # it brings its own network
+        text = text.replace('source = "m"', "")
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "x")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("algorithm", "fine"), [("ho_fl", True), ("ho_sfl", False), ("fedavg", False)])
+def test_only_where_clients_have_a_boundary_each_do_nodes_declare_one(algorithm: str, fine: bool) -> None:
+    text = f'algorithm = "{algorithm}"\n{SYNTHETIC}[cohort]\nassign = "declared"'
+    if fine:
+        assert parse(text, "x").cohort.assign == "declared"
+    else:
+        with pytest.raises(ConfigError, match=f"must be 'tiers' or 'listed': in {algorithm} no client has"):
+            parse(text, "x")

@@ -14,7 +14,8 @@ from hofl.models.boundary import CutModel, cut
 from hofl.models.load import load, restrict_head
 from hofl.models.tiny import FAMILIES
 from hofl.tasks.partition import Partition
-from hofl.tasks.text import TextData, read_text, text_task
+from hofl.tasks.text import text_task
+from hofl.tasks.text_data import TextData, read_text
 from hofl.tasks.tokens import word_tokens
 
 WORDS = ["fine", "dull", "film", "plot", "a", "the", "and", "Review", "It", "was", "bad", "good", ":", "."]

@@ -18,7 +18,8 @@ from hofl.models.boundary import cut
 from hofl.models.resnet import resnet
 from hofl.tasks.base import Task
 from hofl.tasks.partition import Partition
-from hofl.tasks.vision import ImageData, read_images, vision_task
+from hofl.tasks.vision import vision_task
+from hofl.tasks.vision_data import ImageData, read_images
 from pictures import encoded, picture, table
 
 with warnings.catch_warnings():  # typer asks click for names that click 8.5 deprecates

@@ -10,6 +10,7 @@ from hofl.report.rows import amount
 from hofl.report.tables import Table, number, seconds, size
 
 if TYPE_CHECKING:
+    from hofl.config import Config
     from hofl.session import Session
     from hofl.theory.communication import Traffic
 
@@ -26,10 +27,9 @@ _TELLING = 0.1
 def describe(session: "Session") -> Iterator[str | Table]:
     """The first lines of a run: mode, device, model, labels, partition, boundaries, cohort, bytes."""
     from hofl.build import probes_of, steps_of
-    from hofl.session import settings_of
 
     config, task, model = session.config, session.task, session.task.model
-    settings = settings_of(config)
+    settings = session.settings
     yield f"mode: {settings.mode}"
     yield f"device: {model.device} ({_threads()} threads)"
     yield (
@@ -39,6 +39,8 @@ def describe(session: "Session") -> Iterator[str | Table]:
     yield f"labels: at the {settings.labels_at}; a client sends {', '.join(settings.leaves_device)}"
     if settings.top_at != "clients":
         yield f"top: at the {settings.top_at}"
+    if session.engine.apart:
+        yield privacy(config)
     yield from (f"warning: {text}" for text in (*task.facts.get("warnings", ()), *telling(session)))
     yield partition(task.facts.get("partition", ()), config.partition.kind)
     yield boundaries(session)
@@ -55,6 +57,18 @@ def describe(session: "Session") -> Iterator[str | Table]:
             f"ledger: about {size(bytes_kept)} after {config.rounds} rounds, for hofl replay; "
             'run.ledger = "scalars" leaves out the weights'
         )
+
+
+def privacy(config: "Config") -> str:
+    """What the server can learn from what its clients send, in one line."""
+    from hofl.algorithms import ALGORITHMS
+
+    if ALGORITHMS[config.algorithm].split:
+        return "privacy: the server sees activations of every batch; assume that it can reconstruct the data"
+    return (
+        "privacy: there is neither differential privacy nor secure aggregation; what a client sends can "
+        "reveal training data"
+    )
 
 
 def telling(session: "Session") -> Iterator[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands print: plain lines, tables, or JSON alone. Nothing printed can carry an escape code."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from hofl.errors import ConfigError
 from hofl.report.tables import Table, clean, fit, to_rich
 
 _PIPE_WIDTH = 200
@@ -23,6 +25,12 @@ def console() -> Console:
 def say(text: object) -> None:
     """One line of plain text, control characters stripped."""
     sys.stdout.write(clean(text) + "\n")
+    sys.stdout.flush()
+
+
+def pass_on(line: str) -> None:
+    """A line that another process has laid out: control characters stripped, columns kept."""
+    sys.stdout.write("".join(c for c in line if c.isprintable()) + "\n")
     sys.stdout.flush()
 
 
@@ -44,6 +52,16 @@ def print_table(table: Table) -> None:
 def print_json(value: Any) -> None:
     """Strict JSON, control characters escaped, and nothing else on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def require_flower(package: str = "flwr", extra: str = "flower") -> None:
+    """Say what to install where a command needs a network engine that is not there.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"this needs {package}, which is not installed: pip install 'hofl[{extra}]'")
 
 
 def quiet_libraries() -> None:

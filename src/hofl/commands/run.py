@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from hofl.commands.output import console, print_json, print_table, quiet_libraries, say, warn
+from hofl.commands.output import console, print_json, print_table, quiet_libraries, require_flower, say, warn
 
 if TYPE_CHECKING:
+    from hofl.config import Config
     from hofl.session import Session
 
 Row = dict[str, Any]
+ENGINES = ("local", "flower-simulation")
+"""Where ``hofl run`` can run the clients."""
 
 
 def run(
@@ -31,32 +34,55 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on in this run folder; CONFIG may be left out.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="local, or flower-simulation (Ray processes on this machine).")
+    ] = "local",
     json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON at the end and nothing else.")
     ] = False,
 ) -> None:
     """Run a configuration, or resume a run."""
+    if engine not in ENGINES:
+        raise click.BadParameter(f"'{engine}': use {' or '.join(ENGINES)}", param_hint="--engine")
     from hofl.config import load, placed
     from hofl.runtime.start import refuse_folder
 
-    file, overrides = _split(arguments or [], resume)
+    file, overrides = given(arguments or [], resume)
     config = load(file, overrides)
     if resume and out and resume.resolve() != out.resolve():
         raise click.UsageError("--out and --resume name two folders; give one of them")
     where = resume or out or Path("runs") / f"{config.task.name}-{config.algorithm}-{config.seed}"
     refuse_folder(where, resume is not None)
     quiet_libraries()
+    if engine != "local":
+        return _simulate(config, where, resume is not None, json)
     from hofl.session import prepare  # only now PyTorch: what is wrong above was said at once
 
     if config.model.source and not json:
         say(f"loading the data and model {config.model.source} ...")
     with placed(file, overrides):
         session = prepare(config)
-    _train(session, where, resume is not None, json)
+    train(session, where, resume is not None, json)
 
 
-def _split(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
-    """The configuration's file, a resumed run's own if none is named, and the overrides."""
+def _simulate(config: "Config", where: Path, resume: bool, json: bool) -> None:
+    """The same run on Flower's simulation."""
+    require_flower("ray", "simulation")
+    from hofl.errors import HoflError, RunFailed
+    from hofl.runtime.flower.serverapp import Order
+    from hofl.runtime.flower.simulate import simulate
+
+    code, message = simulate(Order(config, where, resume, kind="simulation", json=json))
+    if code:
+        raise (HoflError if code == 2 else RunFailed)(message)
+
+
+def given(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
+    """The configuration's file, a resumed run's own if none is named, and the overrides.
+
+    Raises:
+        UsageError: neither is named. ConfigError: there is nothing to resume.
+    """
     from hofl.runtime.start import refuse_folder
 
     if arguments and "=" not in arguments[0]:
@@ -67,11 +93,30 @@ def _split(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
     return str(resume / "config.toml"), arguments
 
 
-def _train(session: "Session", where: Path, resume: bool, json: bool) -> None:
+def train(
+    session: "Session",
+    where: Path,
+    resume: bool,
+    json: bool = False,
+    opened: Callable[[], None] = lambda: None,
+) -> None:
+    """Run to the end and show what a user sees.
+
+    Args:
+        session: what to run.
+        where: the run folder.
+        resume: go on in it.
+        json: show the summary as JSON and nothing else.
+        opened: called once the run folder is there.
+
+    Raises:
+        HoflError, RunFailed: see :meth:`hofl.session.Session.rows`.
+    """
     from hofl import read_run
     from hofl.commands.describe import describe, result
 
     rows = session.rows(where, resume=resume, warn=_warning)  # refuses a folder of another run at once
+    opened()
     done = "before round 0"
     try:
         for part in () if json else describe(session):

@@ -6,7 +6,7 @@ from typing import Any
 
 from hofl.theory.computation import HYBRID
 
-_NO_PART = {"seed", "run"}
+_NO_PART = {"seed", "run", "fleet"}
 _OWN = "zo.optimizer."
 
 

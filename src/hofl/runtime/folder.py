@@ -72,7 +72,8 @@ class Settings:
 def open_folder(folder: Path, config: str, resume: bool) -> None:
     """Make the folder, or check that this configuration may go on in it.
 
-    On resume ``rounds`` and all of ``[run]`` but its ledger may differ: the rest decides the result.
+    On resume ``rounds``, ``[fleet]`` and all of ``[run]`` but its ledger may differ: the rest decides the
+    result.
 
     Raises:
         ConfigError: a new run in a folder that holds anything, nothing to resume, or another configuration.
@@ -96,12 +97,12 @@ def _require_same(folder: Path, stored: str, given: str) -> None:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
     for key in [*old, *(k for k in new if k not in old)]:
-        free = key == "rounds" or (key.startswith("run.") and key != "run.ledger")
+        free = key == "rounds" or (key.startswith(("run.", "fleet.")) and key != "run.ledger")
         was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
         if was != now and not free:
             raise ConfigError(
-                f"{folder}: {key} = {now!r} was given, this run has {was!r}; only rounds and [run] may "
-                "change on resume: start a new folder"
+                f"{folder}: {key} = {now!r} was given, this run has {was!r}; only rounds, [fleet] and [run] "
+                "may change on resume: start a new folder"
             )
 
 

@@ -130,6 +130,16 @@ class ClientMemory:
             held = resident_bytes(model, cut)
             self._largest[client] = max(self._largest.get(client, 0), tracker.peak + held)
 
+    def note(self, client: int, boundary: int | None, peak: int) -> None:
+        """Count what a client on another machine measured of itself, in bytes, if that is due."""
+        if self.on and boundary not in self._known:
+            self._round.add(boundary)
+            self._largest[client] = max(self._largest.get(client, 0), peak)
+
+    def largest(self, client: int) -> int:
+        """Bytes of a client in this round; 0 if it was not measured."""
+        return self._largest.get(client, 0)
+
     def take(self) -> tuple[int | None, int]:
         """(bytes of the largest client, None if none was measured; an allocator's peak that was set back)."""
         peak = max(self._largest.values(), default=None)

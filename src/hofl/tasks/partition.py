@@ -27,11 +27,13 @@ class Partition:
     """The ``[partition]`` of a config; a kind ignores the settings it has no use for.
 
     Attributes:
-        kind: one of ``KINDS``; ``files`` takes its clients from the files, see :func:`files`.
+        kind: one of ``KINDS``; ``files`` takes its clients from the files, see :func:`files`, and ``nodes``
+            have their own data, see :mod:`hofl.tasks.nodes`.
         clients: N.
         alpha, minimum: of :func:`dirichlet`; alpha of :func:`fixed_dirichlet` too.
         size: examples a client, of :func:`fixed_dirichlet`.
         labels_per_client: of :func:`by_label`.
+        names: of ``nodes``, the clients' ids.
     """
 
     kind: str = "iid"
@@ -40,6 +42,7 @@ class Partition:
     minimum: int = 1
     size: int = 4000
     labels_per_client: int = 2
+    names: tuple[str, ...] = ()
 
     def divide(self, labels: Labels, *, seed: int) -> Shards:
         """The shards for labels int64 [n].
@@ -169,6 +172,7 @@ KINDS: dict[str, Kind] = {
         lambda p, y, seed: fixed_dirichlet(y, p.clients, p.size, p.alpha, seed=seed),
     ),
     "files": Kind("one client a file of the glob in task.train", None),
+    "nodes": Kind("each node of partition.names reads its own data, the server none: hofl server", None),
 }
 """What ``partition.kind`` can be."""
 

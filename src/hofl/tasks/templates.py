@@ -86,8 +86,8 @@ def template(identifier: str) -> Template:
     return TEMPLATES[identifier]
 
 
-def label_names(chosen: Template, labels: Sequence[Any]) -> tuple[str, ...]:
-    """The classes' names: the template's, or for a head what the training labels hold.
+def label_names(chosen: Template, labels: Sequence[Any], kind: str = "training") -> tuple[str, ...]:
+    """The classes' names: the template's, or for a head what the labels of a kind of rows hold.
 
     Whole numbers 0..m make the classes "0" .. "m"; anything else one class a distinct value, sorted.
 
@@ -102,7 +102,7 @@ def label_names(chosen: Template, labels: Sequence[Any]) -> tuple[str, ...]:
     if "" in found or len(found) < 2 or many > len(labels):
         raise DataError(
             f"template {chosen.id!a}: labels must be given in every row, be names or numbers from 0, "
-            f"and name 2 or more classes; the {len(labels)} training rows have {len(found)} different labels"
+            f"and name 2 or more classes; the {len(labels)} {kind} rows have {len(found)} different labels"
         )
     return tuple(map(str, range(many))) if numbers else tuple(sorted(found))
 

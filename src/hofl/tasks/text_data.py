@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts of a run, read, checked and divided, before there is a model.
+
+:func:`read_text` has all data at hand. Where it is at the nodes, :func:`read_held_out` is the server's part
+and :func:`read_own` a node's: what the other side has, each lacks.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hofl.core.keys import Key
+from hofl.errors import ConfigError, DataError
+from hofl.tasks import files, nodes, partition
+from hofl.tasks.files import Source, Table
+from hofl.tasks.metrics import majority_class
+from hofl.tasks.templates import Template, class_ids, label_names, template
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts, one tuple a row in the order of the template's fields, and their classes int64 [rows]."""
+
+    texts: list[tuple[str, ...]]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Everything about the data that needs no model.
+
+    Attributes:
+        template: how a row becomes a prompt.
+        names: the classes.
+        train, evaluation: the examples; where one of them is elsewhere, both are those that are here.
+        clients, shards: who holds which training examples.
+        seed: of the run.
+        facts: for the manifest; no text of any example.
+    """
+
+    template: Template
+    names: tuple[str, ...]
+    train: Examples
+    evaluation: Examples
+    clients: tuple[str, ...]
+    shards: partition.Shards
+    seed: int
+    facts: dict[str, Any]
+
+
+def read_text(
+    train: Source,
+    evaluation: Source,
+    divided: partition.Partition,
+    *,
+    template_id: str,
+    seed: int,
+    text: str = "text",
+    label: str = "label",
+    train_rows: int = 0,
+    evaluation_rows: int = 0,
+) -> TextData:
+    """Read, check and divide the data.
+
+    Args:
+        train, evaluation: see :mod:`hofl.tasks.files`; train is a glob where ``divided.kind`` is "files".
+        divided: how the training rows are divided among how many clients.
+        template_id: see :mod:`hofl.tasks.templates`.
+        seed: of the partition and of the rows drawn.
+        text: the column, or the columns with commas between in the order of the template's fields.
+        label: the column of the labels.
+        train_rows, evaluation_rows: draw that many rows; 0 takes all.
+
+    Raises:
+        DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
+    """
+    chosen, fields = _columns(template_id, text)
+    with _about("task.train", fields, label):
+        joined, sizes, clients = _training(train, [*fields, label], fields, divided)
+    rows = files.drawn(sum(sizes), train_rows, Key.of(seed, "partition", 10), "task.train_rows")
+    held_out = _held_out(evaluation, fields, label, seed, evaluation_rows)
+    joined = files.taken(joined, rows)
+    with _about("task.label", fields, label):
+        names = label_names(chosen, joined[label])
+    learned = _examples(joined, fields, label, names, "task.train")
+    tested = _examples(held_out, fields, label, names, "task.evaluation")
+    if clients:
+        owners = np.repeat(np.arange(len(sizes)), sizes)[rows]
+        shards = partition.files(np.bincount(owners, minlength=len(sizes)).tolist())
+    else:
+        shards = divided.divide(learned.labels, seed=seed)
+        clients = tuple(f"client-{client}" for client in range(len(shards)))
+    facts = _facts(chosen, names, learned, tested)
+    facts["partition"] = partition.table(shards, learned.labels, names, clients)
+    return TextData(chosen, names, learned, tested, clients, shards, seed, facts)
+
+
+def read_held_out(
+    evaluation: Source,
+    divided: partition.Partition,
+    *,
+    template_id: str,
+    seed: int,
+    text: str = "text",
+    label: str = "label",
+    evaluation_rows: int = 0,
+) -> TextData:
+    """Like :func:`read_text` on the server, where the training data is at the nodes ``divided.names``.
+
+    A head's classes are what the evaluation labels hold.
+
+    Raises:
+        DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
+    """
+    chosen, fields = _columns(template_id, text)
+    held_out = _held_out(evaluation, fields, label, seed, evaluation_rows)
+    with _about("task.label", fields, label):
+        names = label_names(chosen, held_out[label], "evaluation")
+    tested = _examples(held_out, fields, label, names, "task.evaluation")
+    facts = _facts(chosen, names, None, tested)
+    facts |= {"data_sha256": {**facts["data_sha256"], "nodes": {}}, "partition": []}
+    shards = nodes.unknown(divided.names)
+    return TextData(chosen, names, tested, tested, divided.names, shards, seed, facts)
+
+
+def read_own(
+    train: Source,
+    divided: partition.Partition,
+    client: str,
+    *,
+    template_id: str,
+    seed: int,
+    text: str = "text",
+    label: str = "label",
+    names: Sequence[str] = (),
+) -> TextData:
+    """Like :func:`read_text` on a node, which has the examples of its client and no others.
+
+    Args:
+        train: see :mod:`hofl.tasks.files`; a glob's files are joined.
+        divided: its ``names`` number the clients.
+        client: one of them.
+        template_id, seed, text, label: see :func:`read_text`.
+        names: of a head's classes, which the server tells: this client may lack one, and must number the
+            others as everyone does.
+
+    Raises:
+        DataError: also for a label that is no class. ConfigError: also where a head's classes are not told.
+    """
+    chosen, fields = _columns(template_id, text)
+    classes = chosen.names or tuple(names)
+    if not classes:
+        raise ConfigError(f"task.template = {chosen.id!a}: the server did not tell the names of the classes")
+    with _about("task.train", fields, label):
+        table = files.read_table(train, [*fields, label], fields)
+    learned = _examples(table, fields, label, classes, "task.train")
+    shards = nodes.alone(divided.names, client, len(learned.texts))
+    facts = _facts(chosen, classes, learned, None)
+    facts["partition"] = partition.table(shards, learned.labels, classes, divided.names)
+    return TextData(chosen, classes, learned, learned, divided.names, shards, seed, facts)
+
+
+def _columns(template_id: str, text: str) -> tuple[Template, list[str]]:
+    """The template and the columns that fill it."""
+    chosen = template(template_id)
+    fields = [name.strip() for name in text.split(",")]
+    if len(fields) != len(chosen.fields):
+        raise ConfigError(
+            f"task.text = {text!a}: template {chosen.id!a} needs columns for {', '.join(chosen.fields)}"
+        )
+    return chosen, fields
+
+
+def _held_out(source: Source, fields: Sequence[str], label: str, seed: int, rows: int) -> Table:
+    """The rows to score on."""
+    with _about("task.evaluation", fields, label):
+        table = files.read_table(source, [*fields, label], fields)
+    key = Key.of(seed, "evaluation", 0)
+    return files.taken(table, files.drawn(files.count(table), rows, key, "task.evaluation_rows"))
+
+
+@contextmanager
+def _about(setting: str, fields: Sequence[str], label: str) -> Iterator[None]:
+    """Begin what is said of a source, or of a column that it lacks, with the setting that names it."""
+    try:
+        yield
+    except files.MissingColumn as error:
+        named = "task.text" if error.column in fields else "task.label" if error.column == label else setting
+        raise DataError(f"{named}: {error}") from None
+    except (DataError, ConfigError) as error:
+        raise type(error)(f"{setting}: {error}") from None
+
+
+def _training(
+    source: Source, columns: Sequence[str], fields: Sequence[str], divided: partition.Partition
+) -> tuple[Table, list[int], tuple[str, ...]]:
+    """All training rows, how many of them each file has, and the client ids if the files are the clients."""
+    if divided.kind != "files":
+        table = files.read_table(source, columns, fields)
+        return table, [files.count(table)], ()
+    tables = files.client_tables(source, columns, fields)
+    joined = {name: [cell for table in tables.values() for cell in table[name]] for name in columns}
+    return joined, [files.count(table) for table in tables.values()], tuple(tables)
+
+
+def _examples(table: Table, fields: Sequence[str], label: str, names: Sequence[str], where: str) -> Examples:
+    """Stripped texts and class numbers."""
+    texts = list(zip(*(table[name] for name in fields), strict=True))
+    missing = sum(any(cell is None or cell != cell for cell in row) for row in texts)
+    if missing:
+        raise DataError(
+            f"{where}: {missing} of {len(texts)} rows have no {' or '.join(fields)}: drop or fill them"
+        )
+    clean = [tuple(str(cell).encode(errors="replace").decode().strip() for cell in row) for row in texts]
+    return Examples(clean, class_ids(table[label], names, where))
+
+
+def _facts(
+    chosen: Template, names: Sequence[str], train: Examples | None, evaluation: Examples | None
+) -> dict[str, Any]:
+    """What the manifest says of the data: counts and hashes, never a text; None of what is elsewhere."""
+    here = {name: part for name, part in (("train", train), ("evaluation", evaluation)) if part is not None}
+    shared = _shared(train, evaluation) if train and evaluation else None
+    return {
+        "template": chosen.id,
+        "labels": list(names),
+        "label_words": list(chosen.words),
+        "majority_class": majority_class(evaluation.labels, names) if evaluation else None,
+        "n_train": len(train.texts) if train else None,
+        "n_evaluation": len(evaluation.texts) if evaluation else None,
+        "shared_texts": shared,
+        "data_sha256": {name: _sha256(part) for name, part in here.items()},
+        "warnings": [_flatters(shared, len(here["evaluation"].texts))] if shared else [],
+    }
+
+
+def _shared(train: Examples, evaluation: Examples) -> int:
+    """How many evaluation texts are also trained on."""
+    seen = {files.text_hash(*row) for row in train.texts}
+    return sum(files.text_hash(*row) in seen for row in evaluation.texts)
+
+
+def _flatters(shared: int, of: int) -> str:
+    return (
+        f"{shared} of {of} evaluation texts are also in the training data: the metric "
+        "flatters; evaluate on other rows, or on split=rest of the same source"
+    )
+
+
+def _sha256(examples: Examples) -> str:
+    """Of every text with its length, and every class, in order."""
+    h = hashlib.sha256()
+    for row in examples.texts:
+        for text in row:
+            raw = text.encode()
+            h.update(len(raw).to_bytes(8, "little") + raw)
+    h.update(examples.labels.astype("<i8").tobytes())
+    return h.hexdigest()

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bad_node.py NODE.toml MODE ...``: resident nodes that are not what they should be, all in one process.
+
+Each is the real connection and the real client's half; only what it answers is spoiled. Modes: ``attack`` spoils
+one answer a round (:data:`ATTACKS`), ``layout`` loads another model, ``directions`` draws other directions,
+``honest`` does as asked and is bad by its node file alone.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import Message, RecordDict
+
+from hofl.core.record import Record
+from hofl.runtime.flower import internal, keys, worker
+from hofl.runtime.flower.node_config import NodeConfig, load_node
+from hofl.runtime.flower.places import FolderStore, self_of
+from hofl.runtime.flower.role import Role
+from hofl.runtime.flower.wire import seal, unseal
+
+Spoil = Callable[[RecordDict], RecordDict]
+
+
+class Attack(NamedTuple):
+    """What is spoiled in a round.
+
+    Attributes:
+        action: whose answer.
+        spoil: the answer -> what is sent instead.
+        why: pattern of the reason in the round's row; empty where the attack costs its sender nothing.
+    """
+
+    action: str
+    spoil: Spoil
+    why: str
+
+
+def changed(content: RecordDict, blob: bytes | None = None, **header: str | int) -> RecordDict:
+    """The same message with another header, or blob."""
+    found = unseal(content)
+    return seal({**found.header, **header}, found.blob if blob is None else blob)
+
+
+def with_array(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Spoil:
+    """Change one array of an answer."""
+
+    def spoil(content: RecordDict) -> RecordDict:
+        record = unseal(content).record()
+        arrays = {**record.arrays, name: change(record.arrays[name])}
+        return changed(content, Record(arrays, record.values).to_bytes())
+
+    return spoil
+
+
+def with_value(name: str, change: Callable[[object], object]) -> Spoil:
+    """Change one value of an answer."""
+
+    def spoil(content: RecordDict) -> RecordDict:
+        record = unseal(content).record()
+        values = {**record.values, name: change(record.values[name])}
+        return changed(content, Record(record.arrays, values).to_bytes())
+
+    return spoil
+
+
+def as_it_is(content: RecordDict) -> RecordDict:
+    """Not spoiled: the attack is elsewhere."""
+    return content
+
+
+ATTACKS = {
+    1: Attack("probe", with_array("scalars/s", lambda s: s * np.float32("nan")), "not finite|non-finite"),
+    2: Attack("probe", with_array("scalars/s", lambda s: s[:, :1]), "expected float32"),
+    3: Attack("settle", with_array("digests/bottom", lambda d: d ^ 1), "differs from the replay"),
+    4: Attack("probe", with_value("round", lambda t: t - 1), "reply is for round 3, not 4"),
+    5: Attack("activate", with_value("run", lambda run: "0123456789abcdef"), "reply is for run 0123456789"),
+    6: Attack(
+        "activate", lambda c: changed(c, b"x" * 10_000_000), "message of 10000000 bytes, where at most"
+    ),
+    7: Attack("probe", as_it_is, ""),  # pushed twice, then contradicted: see Bad.pushed
+    8: Attack("probe", lambda c: changed(c, id="0" * 24), "answer is to another question"),
+    9: Attack("activate", as_it_is, ""),  # a bit of the bottom that it has stored: see Bad.answer
+}
+"""By round, counted from 0."""
+
+TWICE, FLIPPED = 7, 9
+
+
+class Bad(Role):
+    """A client's half that spoils what it says."""
+
+    def __init__(self, node: NodeConfig, mode: str) -> None:
+        me = self_of(node, resident=True)
+        super().__init__(_other_model(me) if mode == "layout" else me, FolderStore(Path(node.folder)))
+        self.mode, self.twice = mode, False
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        """The true answer, spoiled."""
+        envelope = unseal(content)
+        hello = envelope.header["kind"] == "hello"
+        if hello and self.mode == "directions":
+            found = super().answer(content)
+            return with_value("prints", lambda prints: {**prints, "directions": "0" * 64})(found)
+        if hello or self.mode != "attack":
+            return super().answer(content)
+        attack = ATTACKS.get(envelope.record().values["round"])
+        if attack is None or attack.action != envelope.header["action"]:
+            return super().answer(content)
+        number = envelope.record().values["round"]
+        self.twice = number == TWICE
+        if number == FLIPPED:
+            self._flip()
+        return attack.spoil(super().answer(content))
+
+    def _flip(self) -> None:
+        """Flip a bit of the stored bottom, and come back as after a crash."""
+        stored = Record.from_bytes(self.store.get("kept"))
+        bottom = stored.arrays["weights/bottom"].copy()
+        bottom.view(np.uint8)[5] ^= 1
+        self.store.put("kept", Record({**stored.arrays, "weights/bottom": bottom}, stored.values).to_bytes())
+        self.run = None
+
+    def pushed(self, connection: internal.Connection, message: Message, reply: Message) -> None:
+        """The same answer once more, and another one to the same question."""
+        if self.twice:
+            self.twice = False
+            connection.send(reply)
+            lie = with_array("scalars/s", lambda s: -s)(reply.content)
+            with contextlib.suppress(internal.Refused, internal.Ended):
+                connection.send(Message(lie, reply_to=message))
+
+
+def _other_model(me):
+    """The same node, which builds a network of other widths."""
+
+    def build(invitation, config):
+        task = me.build(invitation, config)
+        layout = task.model.layout
+        object.__setattr__(task.model, "layout", layout.__class__(layout.entries[:-1]))
+        return task
+
+    return me.__class__(**{**vars(me), "build": build})
+
+
+def serve(nodes: list[tuple[internal.Connection, Bad]]) -> None:
+    """Answer for all of them in turn until the server is gone."""
+    while True:
+        for connection, role in nodes:
+            with contextlib.suppress(internal.Ended):
+                message = connection.receive()
+                if message is None:
+                    continue
+                internal.enter(message.metadata.run_id, connection.node)
+                reply = Message(role.answer(message.content), reply_to=message)
+                connection.send(reply)
+                role.pushed(connection, message, reply)
+        time.sleep(worker.FAST)
+
+
+def main(arguments: list[str]) -> int:
+    """Connect them all and serve."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+    nodes = []
+    for file, mode in zip(arguments[::2], arguments[1::2], strict=True):
+        node = load_node(file)
+        connection = internal.Connection(node.server, Path(node.ca), keys.load_private(node.key))
+        while not connection.node:
+            try:
+                connection.open()
+            except (internal.Refused, internal.Unreachable):
+                time.sleep(0.3)
+        nodes.append((connection, Bad(node, mode)))
+    serve(nodes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
