@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README runs: its Python blocks are executed, its commands parsed, its files looked up (C77)."""
 
+import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import hofl.cli
+from hofl.runtime.flower.node_config import NodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
 
 
-def fenced(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def fenced(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -25,19 +29,29 @@ def test_python_blocks_run(number: int, tmp_path: Path, monkeypatch: pytest.Monk
     assert capsys.readouterr().out
 
 
-COMMANDS = [
-    shlex.split(line, comments=True) for line in "".join(fenced("sh")).splitlines() if line.startswith("hofl")
-]
+def commands(text: str) -> list[list[str]]:
+    lines = "".join(fenced("sh", text)).splitlines()
+    return [shlex.split(re.sub("^cd .* && ", "", line), comments=True) for line in lines if "hofl " in line]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+COMMANDS = [command for command in commands(README) if command[0] == "hofl"]
+DEPLOYING = [command for command in commands(DEPLOY) if command[0] == "hofl"]
+
+
+@pytest.mark.parametrize("command", COMMANDS + DEPLOYING, ids=" ".join)
 def test_commands_exist(command: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as left:
         hofl.cli.main([command[1], "--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
     assert all(word in text for word in command if word.startswith("--"))
-    assert all((ROOT / word).is_file() for word in command if word.endswith(".toml"))
+    assert all((ROOT / word).is_file() for word in command if word.startswith("configs/"))
+
+
+def test_the_node_file_of_the_guide_is_the_one_that_ships() -> None:
+    shown = tomllib.loads(fenced("toml", DEPLOY)[0])
+    assert shown == tomllib.loads((ROOT / "configs/deploy/node.toml").read_text())
+    NodeConfig.model_validate_json(json.dumps(shown))
 
 
 def test_synthetic_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

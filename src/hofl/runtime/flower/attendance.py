@@ -36,6 +36,7 @@ class Attendance:
         run: the run's id.
         greeting: blob of the invitation.
         accept: (node, answer to the invitation) -> client number; raises RecordError to refuse.
+        owner: node -> the client that its key is of; None where nodes have no keys, and are believed.
         patience: seconds that a greeting waits for its answer.
         say: shows a line.
         nodes: Flower's node of each client that has joined.
@@ -48,6 +49,7 @@ class Attendance:
     run: str
     greeting: bytes
     accept: Callable[[int, Envelope], int]
+    owner: Callable[[int], str | None]
     patience: float
     say: Say
     nodes: dict[int, int] = field(default_factory=dict)
@@ -127,7 +129,8 @@ class Attendance:
             if before not in (None, node) and before in self._present:
                 raise RecordError(f"{name}: is connected already, by another node")
         except RecordError as error:
-            self.refused[node] = name, f"refused: {error}"
+            owner = self.owner(node)  # who is refused must not speak for another, who would not be waited for
+            self.refused[node] = name if owner is None else owner, f"refused: {error}"
             self.say(f"refused: {error}")
             return
         self.nodes[client] = node

@@ -18,6 +18,7 @@ from hofl.core.record import Record
 from hofl.errors import RecordError
 from hofl.protocol.base import Replies, shown
 from hofl.runtime.flower.attendance import NAMED, Attendance, said
+from hofl.runtime.flower.inbox import BROKEN, Inbox
 from hofl.runtime.flower.wire import Envelope, seal, unseal
 from hofl.runtime.local import redact
 from hofl.runtime.meter import Meter
@@ -66,13 +67,18 @@ class Fleet:
         settings: deadline, retries and the like.
         meter: told of every blob that crosses.
         limit: (client number) -> bytes an answer may have; None for any.
+        inbox: of this run.
     """
 
     present: Attendance
     settings: FleetConfig
     meter: Meter
     limit: Callable[[int], int | None] = lambda client: None
+    inbox: Inbox = field(init=False)
     _late: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.present.grid)
 
     def join(self, needed: int | None = None) -> None:
         """Wait until enough clients have joined.
@@ -165,8 +171,7 @@ class Fleet:
         hellos = self.present.hellos
         ids = [*asked, *hellos, *self._late]
         answers: dict[int, Message] = {}
-        for message in self.present.grid.pull_messages(ids) if ids else ():
-            name = message.metadata.reply_to_message_id
+        for name, message in self.inbox.look(ids):
             if name in self._late:
                 self.present.say(f"late: {self._late.pop(name)}: dropped")
             elif name in hellos:
@@ -196,6 +201,8 @@ class Fleet:
         Raises:
             RecordError: it is no message of ours, or the question was lost too often.
         """
+        if message.has_error() and message.error.code == BROKEN:
+            raise RecordError(f"refused: {message.error.reason}")
         if message.has_error():
             self.present.gone(question.node)
             why = f"lost {question.sent} times on the way: {redact(str(message.error.reason))}"

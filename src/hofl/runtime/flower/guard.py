@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from hofl.errors import RunFailed
+from hofl.runtime.flower.internal import run_superlink
 
 _OPEN = ("/v1/fleet/", "/health")
 
@@ -55,22 +55,5 @@ def allowed(path: str, client: tuple[str, int] | None, server: tuple[str, int | 
         return False
 
 
-def main() -> None:
-    """Run the SuperLink with this process's arguments.
-
-    Raises:
-        RunFailed: this Flower has no place for a guard.
-    """
-    from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from starlette.middleware import Middleware
-
-    others = getattr(extensions, "get_middleware", None)
-    if others is None:
-        raise RunFailed("this flwr has no get_middleware: install the version that hofl asks for")
-    extensions.get_middleware = lambda: (Middleware(Guard), *others())
-    flower_superlink()
-
-
 if __name__ == "__main__":
-    main()
+    run_superlink(Guard)

@@ -10,7 +10,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     pull_and_inflate_object_from_tree,
-    pull_objects,
     push_objects,
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
@@ -53,7 +51,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from hofl.errors import ConfigError
+from hofl.errors import ConfigError, RunFailed
 
 HEARTBEAT = 10.0
 """Seconds that a heartbeat is good for, times two; the least that Flower allows."""
@@ -85,18 +83,36 @@ class Refused(Exception):
 
 
 class Unreachable(Exception):
-    """The server cannot be reached, or fails for now: try again."""
+    """The server cannot be reached, or fails for now: try again.
+
+    Attributes:
+        heard: whether the server may have heard what was asked of it.
+    """
+
+    def __init__(self, why: str, heard: bool = True) -> None:
+        super().__init__(why)
+        self.heard = heard
 
 
 class Ended(Exception):
     """What was asked is of a run that has ended: nothing to do."""
 
 
-def look_faster() -> None:
-    """Let a ServerApp's grid ask sooner for objects that are on their way."""
-    from flwr.superlink.grid import http_grid
+def run_superlink(guard: Any) -> None:
+    """Be ``flower-superlink``, with this process's arguments and an ASGI middleware before everything.
 
-    setattr(http_grid, "pull_objects", partial(pull_objects, initial_backoff=BACKOFF))  # noqa: B010
+    Raises:
+        RunFailed: this Flower has no place for one.
+    """
+    from flwr.superlink import extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
+
+    others = getattr(extensions, "get_middleware", None)
+    if others is None:
+        raise RunFailed("this flwr has no get_middleware: install the version that hofl asks for")
+    extensions.get_middleware = lambda: (Middleware(guard), *others())
+    flower_superlink()
 
 
 def public_keys(grid: Grid) -> dict[int, bytes]:
@@ -134,11 +150,11 @@ class Connection:
         )
         self._calls = {name: self._steady(getattr(self._client, name)) for name in _CALLS}
         self._stop = threading.Event()
-        self._alive = True
+        self._alive, self._doubt = True, False
         self.node = 0
 
     def _steady(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A call of the protocol that outlasts a server's restart: each may be repeated without harm."""
+        """A call of the protocol that outlasts a server's restart."""
 
         def _tried(request: Any) -> Any:
             begun, pause = time.monotonic(), BACKOFF
@@ -146,7 +162,8 @@ class Connection:
                 try:
                     with _explained():
                         return call(request)
-                except Unreachable:
+                except Unreachable as error:
+                    self._doubt |= error.heard
                     if time.monotonic() - begun > PATIENCE or self._stop.wait(pause):
                         raise
                 pause = min(2 * pause, 1.0)
@@ -195,8 +212,13 @@ class Connection:
         if not self._alive:
             raise Refused("the server no longer counts this node as its own")
         node, calls = Node(node_id=self.node), self._calls
+        self._doubt = False
         answer = calls["PullMessages"](PullMessagesRequest(node=node))
         if not answer.messages_list:
+            if (
+                self._doubt
+            ):  # it counts a message as delivered that was lost on the way: let it be asked again
+                raise Refused("the server was away in the middle of an answer")
             return None
         run, tree = answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
         try:
@@ -262,7 +284,7 @@ def _explained() -> Iterator[None]:
                 "the server's certificate is not signed by this node's ca: "
                 f"get ca.crt from whoever made the keys ({error})"
             ) from error
-        raise Unreachable(str(error)) from error
+        raise Unreachable(str(error), heard=False) from error
     except (httpx.TransportError, ValueError) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
 

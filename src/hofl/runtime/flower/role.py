@@ -23,7 +23,7 @@ from hofl.protocol.base import Action, Memory, shown
 from hofl.runtime.flower.consent import Consent
 from hofl.runtime.flower.join import Invitation, Joined, numbered, prints_of, require_same, shard_print
 from hofl.runtime.flower.wire import Envelope, seal, unseal
-from hofl.runtime.local import explain
+from hofl.runtime.local import explain, redact
 from hofl.runtime.tracked import ClientMemory
 from hofl.session import bare
 from hofl.tasks.base import Task
@@ -130,8 +130,9 @@ class Role:
                 b"",
             )
         except (HoflError, ClientError) as error:
-            LOG.warning("%s", explain(error))
-            header, blob = {"status": "failed", "why": explain(error)}, b""
+            why = redact(str(error)) if name.startswith("hello") else explain(error)
+            LOG.warning("%s", why)
+            header, blob = {"status": "failed", "why": why}, b""
         except Exception as error:  # a defect or a lack of memory is this client's own, and said
             LOG.exception("a question failed")
             header, blob = {"status": "failed", "why": explain(error)}, b""

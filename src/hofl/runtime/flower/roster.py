@@ -59,6 +59,12 @@ class Roster:
     dealt: list[int] = field(default_factory=list)
     where: Path | None = None
 
+    def owner(self, public: bytes) -> str | None:
+        """The client that a key was made for, "" if for none; None where nodes need no keys."""
+        if not self.keys:
+            return None
+        return next((client for client, key in self.keys.items() if key == public), "")
+
     def accept(self, public: bytes, envelope: Envelope) -> int:
         """A node's answer to the invitation -> the client's number.
 
@@ -112,10 +118,6 @@ class Roster:
             )
         told = [self.joined[i].examples if i in self.joined else 1 for i in range(len(self.task.clients))]
         return capped(told) if self.config.cohort.weighting == "examples" else told
-
-    def digests(self) -> list[str]:
-        """What names each client's data; empty for one that had not joined when the run began."""
-        return [self.joined[i].data if i in self.joined else "" for i in range(len(self.task.clients))]
 
     def declared(self) -> Sequence[int] | None:
         """The boundary that each client declared; None where the run does not ask.

@@ -102,7 +102,6 @@ def play(order: Order, grid: Grid) -> None:
     config = order.config
     refuse_folder(order.out, order.resume)
     quiet_libraries()
-    internal.look_faster()
     show: Callable[[str], None] = (lambda line: None) if order.json else say
     if config.model.source:
         show(f"loading the evaluation data and the model {config.model.source} ...")
@@ -114,10 +113,12 @@ def play(order: Order, grid: Grid) -> None:
     fleet = _fleet(config, roster, grid, show)
     fleet.join(config.quorum if order.resume else None)
     if config.partition.kind == "nodes":
-        task = with_sizes(task, roster.sizes(), roster.digests())
+        task = with_sizes(task, roster.sizes())
 
     def _call(session: Session, meter: Meter) -> Call:
-        fleet.meter, fleet.limit = meter, _limits(session)
+        limits = _limits(session)
+        fleet.meter, fleet.inbox.limit = meter, max(limits.values())
+        fleet.limit = lambda client: limits[session.boundaries[client]]
         return fleet.call
 
     engine = Engine(SAYS[order.kind], _call, apart=order.kind == "deployment")
@@ -133,14 +134,20 @@ def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], Non
     invitation = Invitation(_run_of(config), dump(config), task.clients, labels, images, roster.prints)
     public: dict[int, bytes] = {}
 
-    def _accept(node: int, envelope: Envelope) -> int:
+    def _key_of(node: int) -> bytes:
         if roster.keys and node not in public:
             public.update(internal.public_keys(grid))
-        return roster.accept(public.get(node, b""), envelope)
+        return public.get(node, b"")
+
+    def _accept(node: int, envelope: Envelope) -> int:
+        return roster.accept(_key_of(node), envelope)
+
+    def _owner(node: int) -> str | None:
+        return roster.owner(_key_of(node))
 
     greeting = invitation.record().to_bytes()
     settings = config.fleet
-    present = Attendance(grid, task.clients, invitation.run, greeting, _accept, settings.join, show)
+    present = Attendance(grid, task.clients, invitation.run, greeting, _accept, _owner, settings.join, show)
     return Fleet(present, settings, Meter())
 
 
@@ -150,8 +157,8 @@ def _run_of(config: Config) -> str:
     return hashlib.sha256(dump(same).encode()).hexdigest()[:16]
 
 
-def _limits(session: Session) -> Callable[[int], int]:
-    """Bytes that an answer of each client may have: its uplink of a whole round, and some more."""
+def _limits(session: Session) -> dict[int, int]:
+    """By boundary, the bytes that an answer may have: the uplink of a whole round, and some more."""
     name, longest = session.config.algorithm, int(session.task.facts.get("length", 0))
     limits = {}
     for boundary, sizes in session.sizes.items():
@@ -161,7 +168,7 @@ def _limits(session: Session) -> Callable[[int], int]:
         padded = longest / shape[1] if longest and len(shape) > 1 else 1.0
         payload = sum(up.values()) + (padded - 1.0) * up.get("activations", 0)
         limits[boundary] = int(MARGIN * payload) + HEADERS
-    return lambda client: limits[session.boundaries[client]]
+    return limits
 
 
 @contextlib.contextmanager

@@ -72,15 +72,19 @@ def run(config: NodeConfig) -> None:
     if ca:
         keys.check_certificate(ca)
     role = Role(self_of(config, resident=True), FolderStore(Path(config.folder)))
-    told = ""
+    told, refused = "", False
     while True:
         connection = internal.Connection(config.server, ca, key)
         try:
             node = connection.open()
-            told = ""
-            LOG.info("connected to %s as %s (node %d)", config.server, config.client, node)
-            serve(role, connection)
+            if refused:  # leave once in good order, so that the server asks again what a crash has lost
+                refused = False
+            else:
+                told = ""
+                LOG.info("connected to %s as %s (node %d)", config.server, config.client, node)
+                serve(role, connection)
         except (internal.Refused, internal.Unreachable) as error:
+            refused = isinstance(error, internal.Refused)
             line = f"waiting for {config.server}: {error}"
             if line != told:
                 LOG.info("%s", line)
