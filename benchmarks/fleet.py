@@ -33,14 +33,14 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def start_nodes(place: Path, count: int, port: int, keyed: bool = True) -> list[subprocess.Popen[bytes]]:
-    """Resident nodes of the server at a port, with keys of their own or over plain HTTP."""
-    names = [f"client-{i}" for i in range(count)]
+def start_nodes(place: Path, ports: Sequence[int], keyed: bool = True) -> list[subprocess.Popen[bytes]]:
+    """A resident node for each port of a server, with keys of their own or over plain HTTP."""
+    names = [f"client-{i}" for i in range(len(ports))]
     if keyed:
         made = hofl("keys", place / "keys", *(f"--node={n}" for n in names))
         subprocess.run(made, check=True, capture_output=True)
     nodes = []
-    for name in names:
+    for name, port in zip(names, ports, strict=True):
         file, trust = place / f"{name}.toml", f'ca = "keys/ca.crt"\nkey = "keys/nodes/{name}.key"\n'
         where = f'client = "{name}"\nserver = "127.0.0.1:{port}"\nfolder = "{name}"\n'
         file.write_text(f"{where}{trust if keyed else ''}[consent]\nsplit = true\n")
@@ -57,12 +57,14 @@ def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait(40)
 
 
-def server(place: Path, name: str, settings: Sequence[str], port: int, keyed: bool = True) -> list[str]:
-    """The command that serves a run of a method on the clouds of points, in the folder ``place/name``."""
+def server(
+    place: Path, name: str, settings: Sequence[str], port: int, keyed: bool = True, out: str = ""
+) -> list[str]:
+    """The command that serves a run of a method on the clouds of points, in a folder of ``place``."""
     config = ROOT / "configs" / "synthetic" / f"{name}.toml"
     trust = ("--keys", place / "keys") if keyed else ("--insecure",)
     alike = ["partition.kind=iid", "run.threads=1"]
-    return hofl("server", config, *alike, *settings, *trust, "--port", port, "--out", place / name)
+    return hofl("server", config, *alike, *settings, *trust, "--port", port, "--out", place / (out or name))
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -87,7 +89,7 @@ def main() -> int:
     count, rounds = [*map(int, sys.argv[1:3]), *(2, 20)[len(sys.argv) - 1 :]]
     missed, port = 0, free_port()
     with tempfile.TemporaryDirectory() as folder:
-        nodes = start_nodes(Path(folder), count, port)
+        nodes = start_nodes(Path(folder), [port] * count)
         try:
             for name in ("fedavg", "ho_sfl"):
                 times = seconds_a_round(Path(folder), name, count, rounds, port)

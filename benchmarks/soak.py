@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 from fleet import ENVIRONMENT, free_port, rows_of, server, start_nodes, stop
 
-NODES, COHORT, QUORUM, DEADLINE = 4, 3, 2, 5.0
+NODES, COHORT, QUORUM, DEADLINE = 4, 3, 2, 10.0
 KILLED_EVERY, LOOKED_AT_EVERY, WARM = 20, 5, 50
 """Rounds between two kills and between two looks, and until everything has been loaded once."""
 
@@ -118,7 +118,7 @@ def soak(rounds: int, place: Path, show: Callable[[str], None]) -> tuple[int, Wa
     settings = [f"rounds={rounds}", f"partition.clients={NODES}", f"cohort.size={COHORT}", f"quorum={QUORUM}"]
     settings += [f"fleet.deadline={DEADLINE}", "evaluation.every=50"]
     port = free_port()
-    nodes = start_nodes(place, NODES, port)
+    nodes = start_nodes(place, [port] * NODES)
     try:
         with (place / "server.log").open("wb") as log:
             command = server(place, METHOD, settings, port)
@@ -181,6 +181,7 @@ def report(code: int, watch: Watch, rows: list[dict[str, Any]], rounds: int, pla
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it ends the fleet
     rounds, begun = int(sys.argv[1]) if len(sys.argv) > 1 else 500, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(folder)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bad_node.py NODE.toml MODE ...``: resident nodes that are not what they should be, all in one process.
+"""``bad_node.py THIEF.toml MISFIT.toml LIAR.toml ATTACKER.toml``: nodes that are not what they should be.
 
-Each is the real connection and the real client's half; only what it answers is spoiled. Modes: ``attack`` spoils
-one answer a round (:data:`ATTACKS`), ``layout`` loads another model, ``directions`` draws other directions,
-``honest`` does as asked and is bad by its node file alone.
+All have the real connection and the real client's half; only what they answer is spoiled. The thief has its
+own key and another client's name, the misfit another model, the liar says that it draws other directions. The
+attacker spoils one answer a round (:data:`ATTACKS`).
 """
 
 import contextlib
@@ -11,18 +11,25 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
 
+from hofl.config import Config
 from hofl.core.record import Record
+from hofl.protocol.aggregate import MISMATCH
 from hofl.runtime.flower import internal, keys, worker
+from hofl.runtime.flower.join import Invitation
 from hofl.runtime.flower.node_config import NodeConfig, load_node
 from hofl.runtime.flower.places import FolderStore, self_of
-from hofl.runtime.flower.role import Role
+from hofl.runtime.flower.role import Role, Self
 from hofl.runtime.flower.wire import seal, unseal
+from hofl.tasks.base import Task
+from hofl.tasks.partition import Partition
+from hofl.tasks.synthetic import synthetic_task
 
 Spoil = Callable[[RecordDict], RecordDict]
 
@@ -77,11 +84,13 @@ def as_it_is(content: RecordDict) -> RecordDict:
 ATTACKS = {
     1: Attack("probe", with_array("scalars/s", lambda s: s * np.float32("nan")), "not finite|non-finite"),
     2: Attack("probe", with_array("scalars/s", lambda s: s[:, :1]), "expected float32"),
-    3: Attack("settle", with_array("digests/bottom", lambda d: d ^ 1), "differs from the replay"),
+    3: Attack("settle", with_array("digests/bottom", lambda d: d ^ 1), MISMATCH),
     4: Attack("probe", with_value("round", lambda t: t - 1), "reply is for round 3, not 4"),
     5: Attack("activate", with_value("run", lambda run: "0123456789abcdef"), "reply is for run 0123456789"),
     6: Attack(
-        "activate", lambda c: changed(c, b"x" * 10_000_000), "message of 10000000 bytes, where at most"
+        "activate",
+        lambda c: changed(c, b"x" * 10_000_000),
+        r"message of \d+ bytes, where at most \d+ are due",
     ),
     7: Attack("probe", as_it_is, ""),  # pushed twice, then contradicted: see Bad.pushed
     8: Attack("probe", lambda c: changed(c, id="0" * 24), "answer is to another question"),
@@ -93,7 +102,7 @@ TWICE, FLIPPED = 7, 9
 
 
 class Bad(Role):
-    """A client's half that spoils what it says."""
+    """A client's half that spoils what it says, as its mode has it."""
 
     def __init__(self, node: NodeConfig, mode: str) -> None:
         me = self_of(node, resident=True)
@@ -103,16 +112,14 @@ class Bad(Role):
     def answer(self, content: RecordDict) -> RecordDict:
         """The true answer, spoiled."""
         envelope = unseal(content)
-        hello = envelope.header["kind"] == "hello"
-        if hello and self.mode == "directions":
+        if envelope.header["kind"] == "hello":
             found = super().answer(content)
-            return with_value("prints", lambda prints: {**prints, "directions": "0" * 64})(found)
-        if hello or self.mode != "attack":
-            return super().answer(content)
-        attack = ATTACKS.get(envelope.record().values["round"])
+            lie = with_value("prints", lambda prints: {**prints, "directions": "0" * 64})
+            return lie(found) if self.mode == "directions" else found
+        number = envelope.record().values["round"]
+        attack = ATTACKS.get(number)
         if attack is None or attack.action != envelope.header["action"]:
             return super().answer(content)
-        number = envelope.record().values["round"]
         self.twice = number == TWICE
         if number == FLIPPED:
             self._flip()
@@ -136,49 +143,52 @@ class Bad(Role):
                 connection.send(Message(lie, reply_to=message))
 
 
-def _other_model(me):
-    """The same node, which builds a network of other widths."""
+def _other_model(me: Self) -> Self:
+    """The same node, which loads a narrower network."""
 
-    def build(invitation, config):
-        task = me.build(invitation, config)
-        layout = task.model.layout
-        object.__setattr__(task.model, "layout", layout.__class__(layout.entries[:-1]))
-        return task
+    def build(invitation: Invitation, config: Config) -> Task:
+        divided = Partition(**config.partition.model_dump())
+        return replace(
+            me.build(invitation, config), model=synthetic_task(divided, seed=config.seed, width=8).model
+        )
 
-    return me.__class__(**{**vars(me), "build": build})
+    return replace(me, build=build)
 
 
-def serve(nodes: list[tuple[internal.Connection, Bad]]) -> None:
-    """Answer for all of them in turn until the server is gone."""
+def enter(file: str, mode: str) -> tuple[internal.Connection, Bad]:
+    """Connect a node, once its key is known at the server."""
+    node = load_node(file)
+    connection = internal.Connection(node.server, Path(node.ca), keys.load_private(node.key))
+    while not connection.node:
+        try:
+            connection.open()
+        except (internal.Refused, internal.Unreachable):
+            time.sleep(0.3)
+    return connection, Bad(node, mode)
+
+
+def look(connection: internal.Connection, role: Bad) -> None:
+    """Answer what there is to answer."""
+    with contextlib.suppress(internal.Ended):
+        message = connection.receive()
+        if message is not None:
+            internal.enter(message.metadata.run_id, connection.node)
+            reply = Message(role.answer(message.content), reply_to=message)
+            connection.send(reply)
+            role.pushed(connection, message, reply)
+
+
+def main(*files: str) -> None:
+    """Answer for all in turn until the server is gone; the run waits for the last alone."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    modes = ("honest", "layout", "directions", "attack")
+    nodes = [enter(file, mode) for file, mode in zip(files, modes, strict=True)]
     while True:
-        for connection, role in nodes:
-            with contextlib.suppress(internal.Ended):
-                message = connection.receive()
-                if message is None:
-                    continue
-                internal.enter(message.metadata.run_id, connection.node)
-                reply = Message(role.answer(message.content), reply_to=message)
-                connection.send(reply)
-                role.pushed(connection, message, reply)
+        for node in nodes:
+            look(*node)
         time.sleep(worker.FAST)
 
 
-def main(arguments: list[str]) -> int:
-    """Connect them all and serve."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-    nodes = []
-    for file, mode in zip(arguments[::2], arguments[1::2], strict=True):
-        node = load_node(file)
-        connection = internal.Connection(node.server, Path(node.ca), keys.load_private(node.key))
-        while not connection.node:
-            try:
-                connection.open()
-            except (internal.Refused, internal.Unreachable):
-                time.sleep(0.3)
-        nodes.append((connection, Bad(node, mode)))
-    serve(nodes)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fleet of three resident nodes serves every run of the tests of deployments: starting it is what costs."""
+"""One fleet of three resident nodes serves every run of these tests: starting it is what costs."""
 
+import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet import Fleet
+from fleet import Alone, Fleet, Undisturbed
+
+from hofl.config import load
+from hofl.session import run_to_end
 
 NAMES = ("client-0", "client-1", "client-2")
-SYNTHETIC = Path(__file__).parents[2] / "configs" / "synthetic"
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +37,18 @@ def fleet(resident: Fleet) -> Iterator[Fleet]:
         yield resident
     finally:
         resident.end_servers()
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Runs a configuration in this process, each once."""
+
+    @functools.cache
+    def run(config: Path, *settings: str) -> Undisturbed:
+        where = tmp_path_factory.mktemp("alone") / "run"
+        final = run_to_end(load(config, list(settings)), where, False)["final_sha256"]
+        return Undisturbed(
+            final, [json.loads(line) for line in (where / "rounds.jsonl").read_text().splitlines()]
+        )
+
+    return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment of real processes on loopback, and the means to harm it: nodes, servers, a line that can be cut.
+"""A deployment of real processes on loopback, and the means to harm it.
 
 Everything is ended by its own number; a part's number comes from its parent's list of children.
 """
@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any, Self
+from typing import Any
 
 from hofl.runtime.flower.processes import alive, start
 
@@ -24,6 +23,23 @@ PARTS = {"link": "runtime.flower.guard", "executor": "flower-superexec", "worker
 """What the command lines of a server's and a node's parts contain."""
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+SYNTHETIC = Path(__file__).parents[2] / "configs" / "synthetic"
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """How a run in one process ended, and its rows."""
+
+    final: str
+    rows: list[dict[str, Any]]
+
+
+Alone = Callable[..., Undisturbed]
+"""(configuration, *settings) -> the run."""
+
+SLOW = 180.0
+"""Seconds that anything may take on a machine that is busy with other things."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -89,6 +105,17 @@ def comparable(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "peak_bytes")} for row in rows]
 
 
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process hangs inside."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 @dataclass
 class Command:
     """A ``hofl`` command that runs, and what it has said."""
@@ -108,7 +135,7 @@ class Command:
         """Lines that have this in them."""
         return sum(said in line for line in self.text.splitlines())
 
-    def wait_for(self, true: Callable[[], object], seconds: float = 90.0) -> None:
+    def wait_for(self, true: Callable[[], object], seconds: float = SLOW) -> None:
         """Wait, for as long as the command runs."""
 
         def _or_dead() -> object:
@@ -150,19 +177,8 @@ class Node(Command):
     def worker(self) -> int:
         return self.part("worker")
 
-    def wait_connected(self, times: int = 1, seconds: float = 90.0) -> None:
+    def wait_connected(self, times: int = 1, seconds: float = SLOW) -> None:
         self.wait_for(lambda: self.count(" connected to ") >= times, seconds)
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Its worker hangs inside."""
-        pid = self.worker
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
     def wait_busy(self, seconds: float = 0.3) -> int:
         """Wait until its worker computes, and has for so long -> the worker."""
@@ -177,12 +193,13 @@ class Server(Command):
     """``hofl server``, serving one run."""
 
     out: Path = Path()
+    state: Path = Path()
 
     @property
     def run_process(self) -> int:
         """The ServerApp's."""
         try:
-            return int((self.out.with_name(f"{self.out.name}-server") / "serverapp.pid").read_text())
+            return int((self.state / "serverapp.pid").read_text())
         except (OSError, ValueError):
             return 0
 
@@ -192,11 +209,11 @@ class Server(Command):
         lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def wait_rows(self, count: int, seconds: float = 90.0) -> None:
+    def wait_rows(self, count: int, seconds: float = SLOW) -> None:
         """Wait until so many rounds are done, round 0 among them."""
         self.wait_for(lambda: len(self.rows) >= count, seconds)
 
-    def finish(self, seconds: float = 120.0) -> None:
+    def finish(self, seconds: float = 1.5 * SLOW) -> None:
         """Let the run end, as it should."""
         code = self.process.wait(seconds)
         assert code == 0, self.text
@@ -208,7 +225,7 @@ class Server(Command):
 
 
 class Fleet:
-    """Three resident nodes that stay, over TLS with keys, and servers that come and go.
+    """Three resident nodes that stay, over TLS with keys, and servers that come and go on one state folder.
 
     Args:
         place: a folder for everything.
@@ -217,6 +234,7 @@ class Fleet:
 
     def __init__(self, place: Path, names: Sequence[str]) -> None:
         self.place, self.names, self.port = place, tuple(names), free_port()
+        self.state = place / "state"
         self.nodes: dict[str, Node] = {}
         self._servers: list[Server] = []
         subprocess.run(
@@ -250,7 +268,8 @@ class Fleet:
         where = self.place / out
         given = ["--resume", where] if resume else [config, *settings, "--out", where]
         command = ["server", *given, "--keys", self.place / "keys", "--port", self.port]
-        self._servers.append(Server(self.place / f"{out}.log", command, out=where))
+        command += ["--state", self.state]
+        self._servers.append(Server(self.place / f"{out}.log", command, out=where, state=self.state))
         return self._servers[-1]
 
     def end_servers(self) -> None:
@@ -269,58 +288,3 @@ class Fleet:
             node.process.terminate()
         for node in self.nodes.values():
             node.stop()
-
-
-class Line:
-    """A line to a port on this machine that can be cut: bytes pass while it is whole.
-
-    While it is cut, connections that were open are dead and new ones are refused.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._target, self._whole, self._open = port, Event(), True
-        self._pairs: list[socket.socket] = []
-        self.passed = 0
-        self.port = free_port()
-        self.heal()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.cut()
-
-    def heal(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        self._whole.set()
-        Thread(target=self._accept, args=(self._listener,), daemon=True).start()
-
-    def cut(self) -> None:
-        self._whole.clear()
-        for end in (self._listener, *self._pairs):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self._pairs.clear()
-
-    def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # the listener was closed
-            while True:
-                near, _ = listener.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self._target), 5.0)
-                except OSError:  # no server there now
-                    near.close()
-                    continue
-                self._pairs += near, far
-                for ends in ((near, far), (far, near)):
-                    Thread(target=self._pass, args=ends, daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-                self.passed += len(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)

@@ -2,6 +2,7 @@
 """A Flower grid without sockets: real messages and roles, one process, so that what fails can be chosen."""
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from uuid import uuid4
 
 from flwr.app import Message, RecordDict
@@ -21,6 +22,7 @@ class InMemory(Grid):
         self.roles, self.waiting = roles, dict[str, Message]()
         self.spoil: Spoil = lambda question, content: content
         self.asked: list[Message] = []
+        self.activated = dict.fromkeys(roles, "once")
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
     def set_run(self, run):
@@ -32,6 +34,12 @@ class InMemory(Grid):
 
     def create_message(self, *args, **kwargs):
         raise NotImplementedError
+
+    def get_nodes(self):
+        return [
+            SimpleNamespace(node_id=node, last_activated_at=self.activated.get(node, "once"), public_key=b"")
+            for node in self.roles
+        ]
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.roles)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 from in_memory import InMemory
 
 from hofl.build import pooled
@@ -300,3 +300,56 @@ def test_another_data_set_is_not_let_in_on_resume(tmp_path, capsys):
     code, _ = attempt(lambda: Order(longer, tmp_path / "run", True), InMemory(others))
     assert code == 3
     assert "its data is" in capsys.readouterr().out
+
+
+def test_a_late_answer_is_dropped_by_name(tmp_path, capsys):
+    """C51, C52: what comes after the deadline changes nothing, and is told."""
+    config = config_of("ho_fl", "cohort.size=4", "fleet.deadline=0.5", "rounds=2")
+    grid, held = InMemory(roles_of(config)), []
+
+    def hold(question, content):
+        asked = unseal(question.content).header["kind"] == "ask"
+        if asked and question.metadata.dst_node_id == 101 and not held:
+            held.append((question, content))
+            return None
+        if held and len(held) == 1 and asked:  # round 2 has begun: only now it arrives
+            late, answer = held[0]
+            if unseal(question.content).record().values["round"] == 1:
+                grid.waiting[late.metadata.message_id] = Message(answer, reply_to=late)
+                held.append(None)
+        return content
+
+    grid.spoil = hold
+    assert attempt(lambda: Order(config, tmp_path / "run", False), grid) == (0, "")
+    assert "late: client-1, local_steps of round 1: dropped" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [f["why"] for f in rows[1]["failures"]] == ["late: no answer within 0.5 s (fleet.deadline)"]
+    assert not rows[2]["failures"]
+    assert rebuild(tmp_path / "run", 2)["equal"]
+
+
+def test_a_node_that_starts_anew_is_asked_again_at_once(tmp_path):
+    """Its process took the question with it; Flower alone would wait until the deadline."""
+    config = config_of("ho_fl", "cohort.size=4", "fleet.deadline=30.0", "rounds=2")
+    grid, died = InMemory(roles_of(config)), []
+
+    def die(question, content):
+        if (
+            unseal(question.content).header["kind"] == "ask"
+            and question.metadata.dst_node_id == 101
+            and not died
+        ):
+            died.append(question)
+            grid.activated[101] = "again"
+            return None
+        return content
+
+    grid.spoil = die
+    begun = time.monotonic()
+    assert attempt(lambda: Order(config, tmp_path / "fleet", False), grid) == (0, "")
+    assert died and time.monotonic() - begun < 10
+    summary = run_to_end(config, tmp_path / "alone", False)
+    assert (
+        json.loads((tmp_path / "fleet" / "summary.json").read_bytes())["final_sha256"]
+        == summary["final_sha256"]
+    )

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from hofl.errors import RecordError
 from hofl.protocol.base import shown
+from hofl.runtime.flower import internal
 from hofl.runtime.flower.wire import MESSAGE_TYPE, Envelope, seal, unseal
 from hofl.runtime.local import redact
 
@@ -19,6 +20,9 @@ ROLL_CALL = 1.0
 PACE, QUICKEST = 0.02, 0.05
 """Seconds between a node's looks for a message: for each node of a run, as one server serves them all, and
 at least."""
+
+LATE = 30.0
+"""Seconds past its deadline that an answer may come and be called late; after them it is not taken in."""
 
 NAMED = 8
 """Clients named in one line."""
@@ -56,7 +60,7 @@ class Attendance:
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     begun: bool = False
     _hellos: dict[int, str] = field(default_factory=dict)
-    _present: set[int] = field(default_factory=set)
+    _present: dict[int, str] = field(default_factory=dict)
     _counted: float = -1e9
 
     @property
@@ -86,13 +90,14 @@ class Attendance:
         if now - self._counted < ROLL_CALL:
             return
         self._counted = now
-        present = set(self.grid.get_node_ids())
-        for node in self._present - present:
-            self.gone(node)
-            self.refused.pop(node, None)
+        present = internal.activations(self.grid)
+        for node, came in self._present.items():
+            if present.get(node) != came:  # it has left, or another process has come in its place
+                self.gone(node)
+                self.refused.pop(node, None)
         self._present = present
         greeted = {node for node, message in self._hellos.items() if message}
-        new = sorted(present - set(self.nodes.values()) - set(self.refused) - greeted)
+        new = sorted(set(present) - set(self.nodes.values()) - set(self.refused) - greeted)
         header: dict[str, str | float] = {
             "kind": "hello",
             "run": self.run,
@@ -106,7 +111,7 @@ class Attendance:
         """Give messages to Flower -> their ids, empty where one was not taken: its node has just left."""
         if not letters:
             return []
-        messages = [Message(content, node, MESSAGE_TYPE, ttl=seconds + 1.0) for node, content in letters]
+        messages = [Message(content, node, MESSAGE_TYPE, ttl=seconds + LATE) for node, content in letters]
         names = [str(name or "") for name in self.grid.push_messages(messages)] or [""] * len(letters)
         for (node, _), name in zip(letters, names, strict=True):
             if not name:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 
 from hofl.core.record import Record
 from hofl.errors import RecordError
@@ -44,6 +45,7 @@ class Question:
         limit: bytes that the answer may have; None for any.
         node: it was sent to.
         message: its id at Flower; empty while it waits to be sent.
+        former: ids under which it was sent before; an answer to one of them is as good.
         sent: how often.
         introduced: how often the client had to be told of the run first.
     """
@@ -54,8 +56,14 @@ class Question:
     limit: int | None
     node: int = 0
     message: str = ""
+    former: list[str] = field(default_factory=list)
     sent: int = 0
     introduced: int = 0
+
+    def lost(self, retries: int, why: str) -> str | None:
+        """That it was lost too often, if it was."""
+        times = self.sent - self.introduced
+        return f"lost {times} times: {why}" if times > retries else None
 
 
 @dataclass
@@ -118,11 +126,12 @@ class Fleet:
             now = time.monotonic() - begun
             if now > seconds:
                 break
+            self._recall(questions)
             self._push(questions, replies, seconds - now)
             answers = self._take(questions)
             for client, answer in answers.items():
                 self._settle(client, answer, questions, replies)
-            if now - told >= LINE:
+            if questions and now - told >= LINE:
                 self._tell(action, questions, len(requests), now)
                 told = now
             if questions:
@@ -143,19 +152,25 @@ class Fleet:
         }
         return Question(header, blob, record, self.limit(client))
 
+    def _recall(self, questions: Mapping[int, Question]) -> None:
+        """Take back what was sent to a node that has left or started anew: it will be asked again."""
+        self.present.roll_call()
+        for client, question in questions.items():
+            if question.message and self.present.nodes.get(client) != question.node:
+                question.former.append(question.message)
+                question.message = ""
+
     def _push(self, questions: dict[int, Question], replies: Replies, left: float) -> None:
         """Send what waits for a client that is connected now; give up what no client will answer."""
         nodes = self.present.nodes
         waiting = [client for client, question in questions.items() if not question.message]
-        absent = [client for client in waiting if client not in nodes]
-        if absent:
-            self.present.roll_call()
-        for client in absent:
-            why = self.present.unwelcome(client)
+        for client in waiting:
+            why = questions[client].lost(self.settings.retries, "its node left, or started anew")
+            why = why or (None if client in nodes else self.present.unwelcome(client))
             if why is not None:
                 replies.failures[client] = why
-                del questions[client]
-        ready = [client for client in waiting if client in self.present.nodes]
+                self._forget(questions.pop(client))
+        ready = [client for client in waiting if client in nodes and client in questions]
         for client in ready:
             questions[client].node = self.present.nodes[client]
         letters = [(questions[c].node, seal(questions[c].header, questions[c].blob)) for c in ready]
@@ -167,16 +182,18 @@ class Fleet:
 
     def _take(self, questions: Mapping[int, Question]) -> dict[int, Message]:
         """The answers that are there now, by client; late ones are dropped, those to a greeting heard."""
-        asked = {question.message: client for client, question in questions.items() if question.message}
+        asked = {name: client for client, q in questions.items() for name in (q.message, *q.former) if name}
         hellos = self.present.hellos
         ids = [*asked, *hellos, *self._late]
         answers: dict[int, Message] = {}
         for name, message in self.inbox.look(ids):
             if name in self._late:
-                self.present.say(f"late: {self._late.pop(name)}: dropped")
+                line = self._late.pop(name)
+                if line and not message.has_error():  # else it is Flower that says it never came
+                    self.present.say(line)
             elif name in hellos:
                 self.present.heard(hellos[name], message)
-            elif name in asked:
+            elif name in asked and not (message.has_error() and name in questions[asked[name]].former):
                 answers[asked[name]] = message
         return answers
 
@@ -185,15 +202,19 @@ class Fleet:
     ) -> None:
         """One answer: a record, a failure, or a reason to ask again."""
         question = questions[client]
-        question.message = ""
         try:
             envelope = self._delivered(client, question, message)
             if envelope is None:
+                question.message = ""
                 return
             replies.records[client] = self._opened(client, question, envelope)
         except RecordError as error:
             replies.failures[client] = str(error)
-        del questions[client]
+        self._forget(questions.pop(client))
+
+    def _forget(self, question: Question, line: str = "") -> None:
+        """Drop whatever answer a question that is over still gets, with a line if there is one to say."""
+        self._late |= dict.fromkeys(filter(None, (question.message, *question.former)), line)
 
     def _delivered(self, client: int, question: Question, message: Message) -> Envelope | None:
         """An answer that arrived; None where the question is to be asked again.
@@ -204,11 +225,12 @@ class Fleet:
         if message.has_error() and message.error.code == BROKEN:
             raise RecordError(f"refused: {message.error.reason}")
         if message.has_error():
-            self.present.gone(question.node)
-            why = f"lost {question.sent} times on the way: {redact(str(message.error.reason))}"
-            if question.sent > self.settings.retries:
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                self.present.gone(question.node)
+            reason = redact(str(message.error.reason))
+            if why := question.lost(self.settings.retries, reason):
                 raise RecordError(why)
-            self.present.say(f"{self.present.clients[client]}: {why}; asking again")
+            self.present.say(f"{self.present.clients[client]}: lost on the way: {reason} Asking again.")
             return None
         envelope = unseal(message.content)
         if envelope.header.get("status") == "stranger" and question.introduced < STRANGE:
@@ -237,9 +259,8 @@ class Fleet:
 
     def _given_up(self, client: int, question: Question, seconds: float, answered: int) -> str:
         """Why a client is left out; its answer, should it come, is late."""
-        if question.message:
-            name, action = self.present.clients[client], question.header["action"]
-            self._late[question.message] = f"{name}, {action} of round {question.record.values.get('round')}"
+        name, number = self.present.clients[client], question.record.values.get("round", -1) + 1
+        self._forget(question, f"late: {name}, {question.header['action']} of round {number}: dropped")
         if self.settings.enough and answered >= self.settings.enough:
             return f"not waited for: {answered} others were enough (fleet.enough)"
         if not question.message:

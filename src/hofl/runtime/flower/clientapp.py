@@ -6,6 +6,7 @@ nodes without a file: the client's number is the node's ``partition-id``, and th
 the process that Flower runs several of them in.
 """
 
+import logging
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from hofl.runtime.flower.node_config import load_node
 from hofl.runtime.flower.places import FolderStore, self_of
 from hofl.runtime.flower.role import Role, Self
 from hofl.runtime.flower.wire import seal, unseal
-from hofl.runtime.local import explain
 from hofl.tasks.base import Task
+
+LOG = logging.getLogger("hofl.node")
 
 _ROLES: dict[int, Role] = {}
 """Of the simulated nodes that have been in this process."""
@@ -95,9 +97,11 @@ app = ClientApp()
 
 @app.query("hofl")
 def query(message: Message, context: Context) -> Message:
-    """Answer a question; a node whose own settings are wrong says so, where silence would be asked again."""
+    """Answer a question; a node whose own settings are wrong says so, where a crash would be asked again."""
     try:
         role = role_of(message, context)
-    except HoflError as error:
-        return Message(seal({"status": "failed", "why": explain(error)}, b""), reply_to=message)
+    except HoflError as error:  # it may quote a path of this machine
+        LOG.error("hofl: %s", error)
+        why = "refused: this node's own settings are wrong; its log says how"
+        return Message(seal({"status": "failed", "why": why}, b""), reply_to=message)
     return Message(role.answer(message.content), reply_to=message)

@@ -79,10 +79,10 @@ class Inbox:
         if fresh:
             yield from self._announced(client, fresh)
         for name, parcel in list(self._parcels.items()):
-            message = self._tried(client, parcel)
-            if message is not None:
+            opened = self._tried(client, parcel)
+            if opened is not None:
                 del self._parcels[name]
-                yield name, message
+                yield name, opened
 
     def _tried(self, client: Any, parcel: Parcel) -> Message | None:
         """The answer, or an error in its place; None while it is on its way."""

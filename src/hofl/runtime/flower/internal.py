@@ -48,6 +48,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import InMemoryGrid
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -119,6 +120,19 @@ def public_keys(grid: Grid) -> dict[int, bytes]:
     """The public key of every node of a grid that has keys, by node id."""
     nodes = getattr(grid, "get_nodes", None)
     return {} if nodes is None else {node.node_id: bytes(node.public_key) for node in nodes()}
+
+
+def activations(grid: Grid) -> dict[int, str]:
+    """The nodes that are there, and when each came in last, where the grid says so."""
+    nodes = getattr(grid, "get_nodes", None)
+    if nodes is None:
+        return dict.fromkeys(grid.get_node_ids(), "")
+    return {node.node_id: str(node.last_activated_at) for node in nodes()}
+
+
+def simulated(grid: Grid) -> bool:
+    """Whether a grid's nodes are virtual ones of this machine."""
+    return isinstance(grid, InMemoryGrid)
 
 
 def enter(run: int, node: int) -> None:

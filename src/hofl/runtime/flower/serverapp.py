@@ -78,8 +78,8 @@ class Order:
     json: bool = False
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Order":
-        """From Flower's run configuration.
+    def of(cls, values: Mapping[str, Any], kind: str) -> "Order":
+        """From Flower's run configuration, and the kind of its nodes.
 
         Raises:
             ConfigError: a setting is missing or the configuration is wrong.
@@ -89,7 +89,7 @@ class Order:
                 raise ConfigError(f"{name} is missing: give -c \"{name}='/path'\" (a path on the server)")
         out, secrets = Path(str(values["out"])), str(values.get("keys") or "")
         resume = bool(values.get("resume"))
-        return cls(load(str(values["config"])), out, resume, Path(secrets) if secrets else None)
+        return cls(load(str(values["config"])), out, resume, Path(secrets) if secrets else None, kind)
 
 
 def play(order: Order, grid: Grid) -> None:
@@ -221,7 +221,8 @@ def main(grid: Grid, context: Context) -> None:
     """What Flower starts."""
     values = context.run_config
     with _told(values) as ending:
-        code, message = attempt(lambda: Order.of(values), grid)
+        kind = "simulation" if internal.simulated(grid) else "deployment"
+        code, message = attempt(lambda: Order.of(values, kind), grid)
         ending.update({"exit": code, "message": message})
         if code and not values.get("ended"):
             print(f"hofl: {message}", file=sys.stderr)
