@@ -26,7 +26,7 @@ from hofl.protocol.base import RoundVoid
 from hofl.runtime.flower.attendance import Attendance
 from hofl.runtime.flower.call import Fleet
 from hofl.runtime.flower.consent import Consent
-from hofl.runtime.flower.inbox import BROKEN, Inbox
+from hofl.runtime.flower.internal import BROKEN, Inbox
 from hofl.runtime.flower.join import Invitation, prints_of
 from hofl.runtime.flower.role import Role, Self
 from hofl.runtime.flower.wire import INLINE, MESSAGE_TYPE, VERSION, Envelope, seal, unseal

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hofl.theory.moments import sixth_moment
+
+Shares = Sequence[float] | NDArray[np.float64]
+"""p, one share a client, with a sum of 1."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Assumptions:
     gap: float = 1.0
 
 
-def dimension(shares: Sequence[float], d_zo: Sequence[int], q: int) -> float:
+def dimension(shares: Shares, d_zo: Sequence[int], q: int) -> float:
     """``D = 1 + (1/q) sum_i p_i d_zo[i]``, the sampling-weighted dimension (HO-FL eq. 75).
 
     >>> dimension([0.25] * 4, [0, 4, 4, 8], q=2)
@@ -44,7 +48,7 @@ def dimension(shares: Sequence[float], d_zo: Sequence[int], q: int) -> float:
     return 1.0 + math.fsum(p * d for p, d in zip(shares, d_zo, strict=True)) / q
 
 
-def remainder(shares: Sequence[float], d_zo: Sequence[int]) -> float:
+def remainder(shares: Shares, d_zo: Sequence[int]) -> float:
     """``M_p = sum_i p_i d (d+2) (d+4)``, which limits the radius (HO-FL eq. 73).
 
     >>> remainder([0.25] * 4, [0, 4, 4, 8])
@@ -53,7 +57,7 @@ def remainder(shares: Sequence[float], d_zo: Sequence[int]) -> float:
     return math.fsum(p * sixth_moment(int(d)) for p, d in zip(shares, d_zo, strict=True))
 
 
-def skew(shares: Sequence[float]) -> float:
+def skew(shares: Shares) -> float:
     """``chi^2(p) = N sum_i (p_i - 1/N)^2``, the departure from uniform participation (HO-FL eq. 73).
 
     >>> skew([0.5, 0.5, 0.0, 0.0])
@@ -164,7 +168,7 @@ class Guarantee:
 
 
 def guarantee(
-    shares: Sequence[float],
+    shares: Shares,
     d_zo: Sequence[int],
     *,
     probes: int,

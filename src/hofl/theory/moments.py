@@ -150,7 +150,8 @@ def dispersions(updates: NDArray[np.float64]) -> NDArray[np.float64]:
     >>> dispersions(np.array([[0.0, 0.0], [2.0, 0.0]])).tolist()
     [1.0, 1.0]
     """
-    return np.square(updates - updates.mean(0)).sum(1)
+    squares: NDArray[np.float64] = np.square(updates - updates.mean(0)).sum(1)
+    return squares
 
 
 def cohort_variance(

@@ -124,7 +124,9 @@ def policy_row(
     means = {
         name: sum(n * profile[b] for b, n in cohort.items()) for name, profile in (profiles or {}).items()
     }
-    weighted = dimensions and 1 + sum(n * dimensions[b] for b, n in cohort.items()) / policy.cohort
+    weighted = None
+    if dimensions:
+        weighted = 1 + sum(n * dimensions[b] for b, n in cohort.items()) / policy.cohort
     return Row(
         preference=preference,
         skew=skew(policy.shares),

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
 
 from hofl.core.record import Record
 from hofl.errors import RecordError
 from hofl.protocol.base import Replies, shown
 from hofl.runtime.flower.attendance import NAMED, Attendance, said
-from hofl.runtime.flower.inbox import BROKEN, Inbox
+from hofl.runtime.flower.internal import BROKEN, NODE_GONE, Inbox
 from hofl.runtime.flower.wire import Envelope, seal, unseal
 from hofl.runtime.local import redact
 from hofl.runtime.meter import Meter
@@ -225,7 +224,7 @@ class Fleet:
         if message.has_error() and message.error.code == BROKEN:
             raise RecordError(f"refused: {message.error.reason}")
         if message.has_error():
-            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+            if message.error.code == NODE_GONE:
                 self.present.gone(question.node)
             reason = redact(str(message.error.reason))
             if why := question.lost(self.settings.retries, reason):

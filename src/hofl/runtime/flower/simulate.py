@@ -10,7 +10,6 @@ import logging
 import os
 
 from flwr.app import Context
-from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
@@ -18,7 +17,7 @@ from hofl.algorithms import ALGORITHMS
 from hofl.build import require_local_data
 from hofl.build_task import build_task
 from hofl.config import Config
-from hofl.runtime.flower import clientapp
+from hofl.runtime.flower import clientapp, internal
 from hofl.runtime.flower.serverapp import Order, attempt
 
 FORGETFUL = ("ho_fl", "fedavg", "fedprox", "fedzo")
@@ -52,7 +51,7 @@ def simulate(order: Order) -> tuple[int, str]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    backend: BackendConfig = {
+    backend: internal.Backend = {
         "init_args": {"num_cpus": cores},  # Ray counts fewer in a container, and would start nothing then
         "client_resources": {"num_cpus": each, "num_gpus": 0.0},
     }

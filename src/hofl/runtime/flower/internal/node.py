@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of Flower that is not its public API, in one place; tests hold it to the installed version.
+"""A node's link to a SuperLink.
 
 A stock SuperNode sleeps three seconds between two looks and starts a new process for every message. This
 connection speaks the same Fleet protocol from a process that stays: it activates the node, keeps it alive
@@ -28,7 +28,6 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
-from flwr.serverapp import Grid
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -47,12 +46,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import InMemoryGrid
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from hofl.errors import ConfigError, RunFailed
+from hofl.errors import ConfigError
 
 HEARTBEAT = 10.0
 """Seconds that a heartbeat is good for, times two; the least that Flower allows."""
@@ -75,10 +72,6 @@ NOT_LET_IN = (
 _CALLS = ("PullMessages", "PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject")
 
 
-TRANSPORT = (httpx.TransportError, httpx.HTTPStatusError)
-"""What a grid raises when the SuperLink is away for good, or no longer knows the run."""
-
-
 class Refused(Exception):
     """The server does not let this node in: it is unknown, or its last session counts as alive still."""
 
@@ -97,47 +90,6 @@ class Unreachable(Exception):
 
 class Ended(Exception):
     """What was asked is of a run that has ended: nothing to do."""
-
-
-def run_superlink(guard: Any) -> None:
-    """Be ``flower-superlink``, with this process's arguments and an ASGI middleware before everything.
-
-    Raises:
-        RunFailed: this Flower has no place for one.
-    """
-    from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from starlette.middleware import Middleware
-
-    others = getattr(extensions, "get_middleware", None)
-    if others is None:
-        raise RunFailed("this flwr has no get_middleware: install the version that hofl asks for")
-    extensions.get_middleware = lambda: (Middleware(guard), *others())
-    flower_superlink()
-
-
-def public_keys(grid: Grid) -> dict[int, bytes]:
-    """The public key of every node of a grid that has keys, by node id."""
-    nodes = getattr(grid, "get_nodes", None)
-    return {} if nodes is None else {node.node_id: bytes(node.public_key) for node in nodes()}
-
-
-def activations(grid: Grid) -> dict[int, str]:
-    """The nodes that are there, and when each came in last, where the grid says so."""
-    nodes = getattr(grid, "get_nodes", None)
-    if nodes is None:
-        return dict.fromkeys(grid.get_node_ids(), "")
-    return {node.node_id: str(node.last_activated_at) for node in nodes()}
-
-
-def simulated(grid: Grid) -> bool:
-    """Whether a grid's nodes are virtual ones of this machine."""
-    return isinstance(grid, InMemoryGrid)
-
-
-def enter(run: int, node: int) -> None:
-    """Say of which run and node the messages are that this process makes."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 0
 
 
 class Connection:
