@@ -7,8 +7,8 @@ HO-FL and HO-SFL on clouds of points, 2 resident nodes, once over plain HTTP and
 node talks to the server through a proxy of its own, which sees every request and its answer. ``metered`` is
 what rounds.jsonl counts: the serialised records. ``wire`` is every byte of TCP payload of the requests by
 which a message comes and its answer goes; looks that find no message, and heartbeats, are apart.
-A message needs 9 requests: a look, its 3 objects, a receipt, the answer and its 3 objects; a node that asks for
-an object before the server has it asks again, so that there are more the more the machine has to do.
+A message needs 9 requests: a look, its 3 objects, a receipt, the answer and its 3 objects; a node that is
+early asks for an object again, so that there are more on a busy machine.
 """
 
 import re

@@ -353,3 +353,33 @@ def test_a_node_that_starts_anew_is_asked_again_at_once(tmp_path):
         json.loads((tmp_path / "fleet" / "summary.json").read_bytes())["final_sha256"]
         == summary["final_sha256"]
     )
+
+
+def test_a_round_waits_for_its_quorum_instead_of_using_up_its_attempts(tmp_path, capsys):
+    """All nodes leave for longer than three deadlines: nothing is lost but time."""
+    config = config_of(
+        "ho_fl", "cohort.size=4", "quorum=3", "fleet.deadline=1.2", "fleet.join=20.0", "rounds=2"
+    )
+    roles = roles_of(config)
+    grid, away = InMemory(roles), []
+
+    def leave(question, content):
+        header = unseal(question.content).header
+        if header["kind"] == "ask" and unseal(question.content).record().values["round"] == 1 and not away:
+            away.append(time.monotonic())
+            grid.roles = {}
+            return None
+        return content
+
+    grid.spoil = leave
+    plain = grid.get_nodes
+
+    def nodes():
+        if away and not grid.roles and time.monotonic() - away[0] > 5.0:
+            grid.roles = roles
+        return plain()
+
+    grid.get_nodes = nodes
+    assert attempt(lambda: Order(config, tmp_path / "run", False), grid) == (0, "")
+    assert "of 3 connected (waiting" in capsys.readouterr().out
+    assert rebuild(tmp_path / "run", 2)["equal"]

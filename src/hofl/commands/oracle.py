@@ -80,9 +80,7 @@ def local_runs(session: Session, runs: int, rate: float) -> Iterator[NDArray[np.
         outcome = algorithm.round(state, session.able, call)
         if outcome.failures:
             client, why = next(iter(outcome.failures.items()))
-            raise ConfigError(
-                f"client {client} could not finish its local steps: {why}; give a larger --smoothness"
-            )
+            raise ConfigError(f"client {client} could not finish: {why}; give a larger --smoothness")
         deltas = [reconstruct(layout, vector, entry) for entry in outcome.entries]
         yield -np.stack(deltas).astype(np.float64) / (rate * steps)
 
@@ -91,7 +89,6 @@ def objective_gradient(session: Session) -> NDArray[np.float64]:
     """``grad f(w)``, the mean over clients with data of the gradients over all their examples: [d]."""
     task = session.seen
     total = np.zeros(task.model.layout.size)
-    task.model.write(task.model.read())
     for client in session.able:
         shard = task.shards[client]
         for begin in range(0, len(shard), CHUNK):
@@ -148,10 +145,10 @@ def show_oracle(found: dict[str, Any]) -> None:
         f"oracle: {found['runs']} local runs of each client from the start, SGD at rate {found['rate']:.3g}; "
         f"shares of at least {found['floor']:g} of a uniform one"
     )
+    own = f"preference {found['preference']:g}"
     rows = tuple(
         (
-            row["policy"]
-            + (" (this configuration)" if row["policy"] == f"preference {found['preference']:g}" else ""),
+            row["policy"] + (" (this configuration)" if row["policy"] == own else ""),
             *(f"{row[name]:.4g}" for name in ("objective", "bias", "noise")),
             *(f"{row[name]:.3f}" for name in ("to_reference", "to_water_filling")),
             *(f"{n:.2f}" for n in row["cohort"].values()),

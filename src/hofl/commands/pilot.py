@@ -36,8 +36,8 @@ HELD_OUT = 5
 """One example in so many is held back, and at least one of a client with two."""
 SCORED = 64
 """Held-back examples of a client that are scored."""
-SHORT = 16
-"""The first rung has one round in so many of the run's; each later one has twice as many."""
+SHORT, LEAST = 8, 4
+"""The first rung has one round in so many of the run's, and at least so many; later ones twice as many."""
 ATTEMPTS = 3
 CONCLUSIVE = 2.0
 """Standard errors by which a difference counts."""
@@ -98,17 +98,11 @@ def run_pilot(config: Config, betas: Sequence[float], seeds: int = 2) -> dict[st
     session = prepare(config, task=task)
     scored = [client for client in session.able if len(held[client])]
     if not scored or not session.policy.preferred:
-        why = (
-            "all clients cost the same" if scored else "no client has two examples, one of them to hold back"
-        )
+        why = "all clients cost the same" if scored else "no client has an example to hold back"
         raise ConfigError(f"a pilot would show nothing: {why}")
     start = session.algorithm.init(task.model.read())
-    pool = [
-        Candidate(
-            beta, policy_of_round(session.policy, beta), [start] * seeds, np.zeros((seeds, len(scored)))
-        )
-        for beta in betas
-    ]
+    blank = np.zeros((seeds, len(scored)))
+    pool = [Candidate(b, policy_of_round(session.policy, b), [start] * seeds, blank.copy()) for b in betas]
     return _halve(session, pool, held, scored) | {"seeds": seeds, "clients": len(scored)}
 
 
@@ -117,33 +111,29 @@ def _halve(
 ) -> dict[str, Any]:
     """Rungs of doubling length until one candidate is left."""
     call = local_call(session.seen, session.algorithm.actions)
-    done, stage, rungs, settled = 0, max(1, session.config.rounds // SHORT), [], True
+    done, stage, rungs = 0, max(LEAST, session.config.rounds // SHORT), []
     while True:
         for candidate in pool:
             for run in range(len(candidate.states)):
                 state = _advance(session, candidate, run, range(done + 1, done + stage + 1), call)
                 candidate.states[run] = state
-                candidate.losses[run] = (
-                    math.inf if state is None else _losses(session.task, state, held, scored)
-                )
+                candidate.losses[run] = _losses(session.task, state, held, scored)
         done, stage = done + stage, 2 * stage
-        ranked = rank(pool)
-        best = min(pool, key=lambda c: c.loss)
-        settled = ranked[0].loss <= best.loss
-        rungs.append(_rung(done, ranked, session, scored))
-        if len(pool) == 1 or len(ranked) <= 2:
-            return {"rungs": rungs, "recommended": ranked[0].beta, "conclusive": settled}
-        pool = ranked[: (len(ranked) + 1) // 2]
+        level, beaten = rank(pool)
+        rungs.append(_rung(done, level + beaten, session, scored))
+        if len(pool) <= 2:
+            return {"rungs": rungs, "recommended": level[0].beta, "conclusive": bool(beaten)}
+        pool = survivors(level, beaten)
 
 
 def _advance(session: Session, candidate: Candidate, run: int, rounds: range, call: Call) -> Record | None:
     """A run some rounds on; None once it is lost."""
     state = candidate.states[run]
-    for number_ in rounds:
+    for round_number in rounds:
         for attempt in range(ATTEMPTS):
             if state is None:
                 return None
-            places = candidate.policy.draw(session.config.seed + run, number_, attempt)
+            places = candidate.policy.draw(session.config.seed + run, round_number, attempt)
             try:
                 state = session.algorithm.round(state, [session.able[p] for p in places], call).state
                 break
@@ -153,14 +143,16 @@ def _advance(session: Session, candidate: Candidate, run: int, rounds: range, ca
 
 
 @torch.no_grad()
-def _losses(task: Task, state: Record, held: list[NDArray[np.int64]], scored: list[int]) -> Floats:
-    """Mean loss of each client on what it held back."""
+def _losses(task: Task, state: Record | None, held: list[NDArray[np.int64]], scored: list[int]) -> Floats:
+    """Mean loss of each client on what it held back; infinite for a lost run."""
+    if state is None:
+        return np.full(len(scored), math.inf)
     task.model.write(state.arrays["weights/vector"])
     found = []
     for client in scored:
         batch = task.collate(held[client][:SCORED])
         found.append(float(task.loss(task.model.full(batch.inputs), batch)))
-    return np.nan_to_num(np.array(found), nan=math.inf)
+    return np.array([loss if math.isfinite(loss) else math.inf for loss in found])
 
 
 def conclusive(worse: Floats, better: Floats) -> bool:
@@ -168,7 +160,7 @@ def conclusive(worse: Floats, better: Floats) -> bool:
 
     The standard error has the spread over clients and, with two runs or more, that over runs.
     """
-    if not np.isfinite(worse).all():
+    if not (np.isfinite(worse).all() and np.isfinite(better).all()):
         return bool(np.isfinite(better).all())
     difference = worse - better
     square = 0.0
@@ -178,12 +170,22 @@ def conclusive(worse: Floats, better: Floats) -> bool:
     return float(difference.mean()) > CONCLUSIVE * math.sqrt(square)
 
 
-def rank(pool: Sequence[Candidate]) -> list[Candidate]:
-    """Those that the best does not beat conclusively, smaller preferences first; then the others by loss."""
+def rank(pool: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """Those that the best does not beat conclusively, smaller preferences first; and the others by loss."""
     best = min(pool, key=lambda c: (c.loss, c.beta))
     level = [c for c in pool if c is best or not conclusive(c.losses, best.losses)]
     beaten = [c for c in pool if all(c is not other for other in level)]
-    return sorted(level, key=lambda c: c.beta) + sorted(beaten, key=lambda c: (c.loss, c.beta))
+    return sorted(level, key=lambda c: c.beta), sorted(beaten, key=lambda c: (c.loss, c.beta))
+
+
+def survivors(level: list[Candidate], beaten: list[Candidate]) -> list[Candidate]:
+    """Half of the candidates, ascending: the smallest that is not beaten, and the lowest losses.
+
+    So the last rung holds what would be taken by default against what looks best.
+    """
+    by_loss = sorted(level[1:] + beaten, key=lambda c: (c.loss, c.beta))
+    half = (1 + len(by_loss) + 1) // 2
+    return sorted([level[0], *by_loss[: half - 1]], key=lambda c: c.beta)
 
 
 def _rung(done: int, ranked: list[Candidate], session: Session, scored: list[int]) -> dict[str, Any]:
@@ -201,24 +203,15 @@ def _finite(value: float) -> float | None:
 
 def show_pilot(found: dict[str, Any]) -> None:
     """A table a rung, best first, and the recommendation."""
-    say(
-        f"pilot: {found['seeds']} runs of each preference, scored on what {found['clients']} clients held back"
-    )
+    say(f"pilot: {found['seeds']} runs of each, scored on what {found['clients']} clients held back")
     for rung in found["rungs"]:
         tiers = tuple(rung["candidates"][0]["loss_by_boundary"])
-        rows = tuple(
-            (
-                f"{c['preference']:g}",
-                number(c["loss"], 4),
-                *(number(c["loss_by_boundary"][t], 4) for t in tiers),
-            )
-            for c in rung["candidates"]
-        )
+        rows = []
+        for c in rung["candidates"]:
+            each = (number(c["loss_by_boundary"][tier], 4) for tier in tiers)
+            rows.append((f"{c['preference']:g}", number(c["loss"], 4), *each))
         columns = ("preference", "mean client loss", *(f"at boundary {tier}" for tier in tiers))
-        print_table(Table(f"after {rung['rounds']} rounds, best first", columns, rows))
-    why = (
-        "the lowest loss"
-        if found["conclusive"]
-        else "the losses do not differ by more than chance: the smaller"
-    )
+        print_table(Table(f"after {rung['rounds']} rounds, best first", columns, tuple(rows)))
+    chance = "the losses do not differ by more than chance, so the smaller one"
+    why = "the lowest loss, by more than chance" if found["conclusive"] else chance
     say(f"recommended: cohort.preference = {found['recommended']:g} ({why}); keep it for the whole run")

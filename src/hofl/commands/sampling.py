@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hofl sampling``: what each preference covers and costs; a pilot that picks one; the reference it stands for."""
+"""``hofl sampling``: what each preference covers and costs, a pilot that picks one, and the reference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def sampling(
     ],
     beta: Annotated[
         list[float] | None,
-        typer.Option("--beta", help="A preference; give it once for each [0 0.25 0.5 0.75]."),
+        typer.Option("--beta", help="A preference; once for each [0 0.25 0.5 0.75]."),
     ] = None,
     coverage: Annotated[
         float | None,

@@ -180,8 +180,8 @@ def _show_ho_fl(found: dict[str, Any]) -> None:
     say(f"the run's own: rate {found['learning_rate']:g}, radius {found['radius']:g}")
     ratio = found["run"]["dimension"] / found["uniform"]["dimension"]
     say(
-        f"of use: D is {ratio:.3f} of a uniform cohort's at preference {found['preference']:g}, and so are the "
-        "rounds for the same bound where zeta^2 chi^2 is small; the largest preference with "
+        f"of use: at preference {found['preference']:g} D is {ratio:.3f} of a uniform cohort's, and so are "
+        "the rounds for the same sqrt(D/T); the price is zeta^2 chi^2, and the largest preference with "
         f"a_H chi^2 <= 1/12 is {number(found['preference_cap'])}"
     )
 

@@ -74,8 +74,8 @@ def pretending(full: bool = True) -> Iterator[FakeTensorMode]:
     """Inside it new tensors are fake.
 
     Args:
-        full: whether no row is padded, so that a causal model runs without a mask tensor. Libraries that build
-            masks look at the values for that, but not where they find fake tensors; here they do.
+        full: whether no row is padded, so that a causal model runs without a mask tensor. Libraries look
+            at the values for that, but not where they find fake tensors; here they do.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
@@ -156,7 +156,8 @@ def top(model: CutModel, inputs: Inputs, boundary: int, loss: Loss) -> int:
     z = model.bottom(inputs, boundary) if boundary else None
     with Tracked() as tracked:
         model.first_order(inputs, boundary, z, loss)
-    return tracked.peak
+    peak: int = tracked.peak
+    return peak
 
 
 def _grains(size: int) -> int:

@@ -7,22 +7,23 @@ Trace = Callable[[int], tuple[int, ...]]
 """Boundary -> a few counts of bytes."""
 
 STRAIGHT = 0.002
-"""What a traced point may lie beside the line through its neighbours, as a share of its size."""
-FEW = 6
+"""What a traced point may lie beside the line through its neighbours, as a share of the whole peak."""
+FEW = 8
 """Models of so many blocks are traced at every boundary."""
 
 
-def shallow(blocks: int) -> list[int]:
-    """Where bottoms are traced: the first boundary, and a quarter and half of the way up."""
-    return sorted({1, max(1, blocks // 4), max(1, blocks // 2)})
+def shallow(blocks: int) -> tuple[list[int], list[int]]:
+    """Where bottoms are traced: on the way up to the middle; and alone the first, where nothing waits yet."""
+    return [2, blocks // 4, blocks // 2], [1]
 
 
-def deep(blocks: int) -> list[int]:
-    """Where tops are traced: from half of the way up to the last block but one."""
-    return sorted({max(1, blocks // 2), max(1, 3 * blocks // 4), max(1, blocks - 1)})
+def deep(blocks: int) -> tuple[list[int], list[int]]:
+    """Where tops are traced: from the middle upwards; and alone the last two, of one block and of none."""
+    low, high = blocks // 2, blocks - 2
+    return [low, (low + high) // 2, high], [blocks - 1, blocks]
 
 
-def line(trace: Trace, points: Sequence[int], blocks: int, last: bool = False) -> tuple[Trace, float]:
+def line(trace: Trace, points: tuple[list[int], list[int]], blocks: int, floor: int) -> Trace:
     """A trace of all boundaries ``1 .. blocks`` from that of a few.
 
     A cut between two blocks that are alike adds the bytes of one and takes those of another, so each
@@ -30,39 +31,32 @@ def line(trace: Trace, points: Sequence[int], blocks: int, last: bool = False) -
 
     Args:
         trace: what is asked of a boundary.
-        points: three boundaries, ascending; fewer in models with few blocks.
+        points: three boundaries on the line, ascending, and those off it.
         blocks: L.
-        last: whether boundary L is traced too, since above it there is no block.
-
-    Returns:
-        The trace, and how far off the middle point was as a share of its size.
+        floor: bytes that every peak has besides.
     """
+    on, alone = points
     if blocks <= FEW:
-        points = range(1, blocks + 1)
-    found = {b: trace(b) for b in points}
-    off = 0.0
-    if blocks > FEW and len(points) > 2:
-        low, middle, high = points
-        there = _between(found, low, high, middle)
-        gaps = zip(found[middle], there, strict=True)
-        off = max((abs(a - b) / max(a, b, 1) for a, b in gaps), default=0.0)
-        if off > STRAIGHT:
-            found |= {b: trace(b) for b in range(1, blocks + 1) if b not in found}
-    if last and blocks not in found:
-        found[blocks] = trace(blocks)
-    straight = [b for b in points if b in found]
+        on, alone = [], list(range(1, blocks + 1))
+    found = {b: trace(b) for b in (*on, *alone)}
+    if on and _bent(found, on, floor):
+        found |= {b: trace(b) for b in range(1, blocks + 1) if b not in found}
 
     def at(boundary: int) -> tuple[int, ...]:
         """The counts of any boundary."""
-        if boundary in found:
-            return found[boundary]
-        return _between(found, straight[0], straight[-1], boundary)
+        return found[boundary] if boundary in found else _on_line(found, on, boundary)
 
-    return at, off
+    return at
 
 
-def _between(found: dict[int, tuple[int, ...]], low: int, high: int, boundary: int) -> tuple[int, ...]:
-    """On the line through two traced boundaries, rounded up."""
-    run = high - low
+def _bent(found: dict[int, tuple[int, ...]], on: Sequence[int], floor: int) -> bool:
+    """Whether the middle point is off the line through the others."""
+    there = _on_line(found, on, on[1])
+    return any(abs(a - b) > STRAIGHT * (floor + max(a, b)) for a, b in zip(found[on[1]], there, strict=True))
+
+
+def _on_line(found: dict[int, tuple[int, ...]], on: Sequence[int], boundary: int) -> tuple[int, ...]:
+    """On the line through the first and the last point, rounded up."""
+    low, high = on[0], on[-1]
     pairs = zip(found[low], found[high], strict=True)
-    return tuple(max(0, a + -((a - b) * (boundary - low) // run)) for a, b in pairs)
+    return tuple(max(0, a - (a - b) * (boundary - low) // (high - low)) for a, b in pairs)

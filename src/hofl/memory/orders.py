@@ -69,7 +69,9 @@ class Order:
             "hybrid": ["hybrid", f"boundary {self.boundary}"],
             "zeroth_order": ["zeroth order"],
         }[self.order]
-        return ", ".join([*words, *([self.estimator] if self.estimator else []), *_CHECKPOINTED[self.checkpointing]])
+        return ", ".join(
+            [*words, *([self.estimator] if self.estimator else []), *_CHECKPOINTED[self.checkpointing]]
+        )
 
 
 _CHECKPOINTED: dict[bool, list[str]] = {False: [], True: ["checkpointed"]}
@@ -157,7 +159,7 @@ def hybrids(
     for recompute in checkpointing:
         told("top, checkpointed" if recompute else "top")
         stage.model.checkpointing = recompute
-        tops[recompute] = _tops(stage, costs.blocks)
+        tops[recompute] = _tops(stage, costs)
     for traced in dict.fromkeys(_SAME.get(e, e) for e in estimators):
         told(f"bottom, {traced}")
         at = _bottoms(stage, costs, traced)
@@ -168,9 +170,7 @@ def hybrids(
                     yield _hybrid(costs, boundary, estimator, recompute, found, above(boundary)[0])
 
 
-def _hybrid(
-    costs: Costs, boundary: int, estimator: str, recompute: bool, found: Bottom, above: int
-) -> Order:
+def _hybrid(costs: Costs, boundary: int, estimator: str, recompute: bool, found: Bottom, above: int) -> Order:
     """A row from the two halves: what waits below the boundary, and the backward pass above it."""
     size = costs.sizes[boundary]
     phases = costs.probing(estimator, found, size) | {"top": found.held + above}
@@ -187,16 +187,18 @@ def single(stage: Stage, costs: Costs, like: Order) -> Order:
     if like.order == "zeroth_order":
         return next(zeroth_orders(stage, costs, (str(like.estimator),), lambda _: None))
     estimator = str(like.estimator)
-    found = bottom(stage.model, stage.inputs, like.boundary, _SAME.get(estimator, estimator), costs.work.probes)
+    found = bottom(
+        stage.model, stage.inputs, like.boundary, _SAME.get(estimator, estimator), costs.work.probes
+    )
     above = top(stage.model, stage.inputs, like.boundary, stage.loss)
     return _hybrid(costs, like.boundary, estimator, like.checkpointing, found, above)
 
 
-def _tops(stage: Stage, blocks: int) -> lines.Trace:
+def _tops(stage: Stage, costs: Costs) -> lines.Trace:
     def trace(boundary: int) -> tuple[int, ...]:
         return (top(stage.model, stage.inputs, boundary, stage.loss),)
 
-    return lines.line(trace, lines.deep(blocks), blocks, last=True)[0]
+    return lines.line(trace, lines.deep(costs.blocks), costs.blocks, costs.resident)
 
 
 def _bottoms(stage: Stage, costs: Costs, estimator: str) -> lines.Trace:
@@ -204,7 +206,7 @@ def _bottoms(stage: Stage, costs: Costs, estimator: str) -> lines.Trace:
         found = bottom(stage.model, stage.inputs, boundary, estimator, costs.work.probes)
         return found.anchor, found.held, found.probes
 
-    return lines.line(trace, lines.shallow(costs.blocks), costs.blocks)[0]
+    return lines.line(trace, lines.shallow(costs.blocks), costs.blocks, costs.resident)
 
 
 def first_orders(stage: Stage, costs: Costs, checkpointing: Sequence[bool], told: Told) -> Iterator[Order]:

@@ -143,13 +143,17 @@ def recommend(found: Plan, budget: int, margin: float = MARGIN) -> dict[str, Any
     needed = -int(-least.peak_bytes * margin // 1)
     if budget < found.backbone:
         raise ConfigError(
-            f"budget {size(budget)}: the backbone of {found.subject.name} alone takes {size(found.backbone)}; "
+            f"budget {size(budget)}: the backbone of {found.subject.name} takes {size(found.backbone)}; "
             f"at least {size(needed)} are needed ({least.label}, margin {margin:g})"
         )
     fits = found.fitting(budget, margin)
     facts: dict[str, Any] = {"budget_bytes": budget, "margin": margin, "fits": bool(fits)}
     if not fits:
-        return facts | {"needed_bytes": needed, "needed_order": least.label, "change": change(found, budget, margin)}
+        return facts | {
+            "needed_bytes": needed,
+            "needed_order": least.label,
+            "change": change(found, budget, margin),
+        }
     best = fits[0]
     boundaries = {
         estimator: found.smallest_boundary(budget, estimator, best.checkpointing, margin)
@@ -173,12 +177,13 @@ def change(found: Plan, budget: int, margin: float = MARGIN) -> list[dict[str, A
         ("batch", [(n, subject, replace(work, batch=n)) for n in _halves(work.batch)]),
         ("length", [(n, subject, replace(work, length=n)) for n in _halves(work.length) if text]),
         ("rank", [(n, subject.with_rank(n), work) for n in _halves(subject.adapters.rank)[-1:] if text]),
-        ("attention", [("causal", subject, replace(work, attention="causal"))] if work.attention == "mask" else []),
+        (
+            "attention",
+            [("causal", subject, replace(work, attention="causal"))] if work.attention == "mask" else [],
+        ),
     ]
     return [
-        _tried(name, values, found.least, int(budget / margin), margin)
-        for name, values in tries
-        if values
+        _tried(name, values, found.least, int(budget / margin), margin) for name, values in tries if values
     ]
 
 
@@ -191,18 +196,14 @@ def _tried(
     name: str, values: list[tuple[Any, Subject, Workload]], least: Order, room: int, margin: float
 ) -> dict[str, Any]:
     """The first value that fits, or the last one tried."""
-    peak, value = least.peak_bytes, None
+    peaks: dict[Any, int] = {}
     for value, subject, work in values:
-        peak = peak_of(subject, work, least)
-        if peak <= room:
+        peaks[value] = peak_of(subject, work, least)
+        if peaks[value] <= room:
             break
-    return {
-        "change": name,
-        "to": value,
-        "peak_bytes": peak,
-        "needed_bytes": -int(-peak * margin // 1),
-        "fits": peak <= room,
-    }
+    value, peak = list(peaks.items())[-1]
+    needed = -int(-peak * margin // 1)
+    return {"change": name, "to": value, "peak_bytes": peak, "needed_bytes": needed, "fits": peak <= room}
 
 
 def peak_of(subject: Subject, work: Workload, order: Order) -> int:

@@ -3,7 +3,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,14 +148,27 @@ def _check_length(module: nn.Module, length: int) -> None:
         raise ConfigError(f"--length {length}: allowed is 1 to {longest or 'any'} tokens for this model")
 
 
-def subject_of(name: str, dtype: str = "bfloat16", adapters: Adapters = Adapters()) -> Subject:  # noqa: B008
+def subject_of(
+    name: str, dtype: str = "bfloat16", adapters: Adapters | None = None, head: bool = False
+) -> Subject:
     """A model by name: one of :data:`NAMED`, a folder with ``config.json``, or what a run's source may be.
+
+    Args:
+        name: as said.
+        dtype: of the backbone.
+        adapters: what is trained; None for LoRA of rank 8.
+        head: whether a trained head answers, and not label words.
 
     Raises:
         ModelError: there is none of that name, or it is no transformer.
     """
     config = _config(name)
-    return Subject(name, lambda classes: _transformer(config, name, classes), DTYPES[dtype], adapters)
+
+    def build(classes: int) -> tuple[nn.Module, bool]:
+        """The module, and whether it has a head."""
+        return _transformer(config, name, classes, head)
+
+    return Subject(name, build, DTYPES[dtype], adapters or Adapters())
 
 
 def _config(name: str) -> Any:
@@ -190,17 +203,20 @@ def _read(place: str, library: Any) -> Any:
         return library.from_pretrained(place, trust_remote_code=False, local_files_only=path.is_file())
     except Exception as error:  # the library raises of every kind at a damaged file
         reason = " ".join(str(error).split())[:160]
-        raise ModelError(f'MODEL = "{place}": its config.json is not that of a transformer: {reason}') from None
+        raise ModelError(
+            f'MODEL = "{place}": its config.json is not that of a transformer: {reason}'
+        ) from None
 
 
-def _transformer(config: Any, name: str, classes: int) -> tuple[nn.Module, bool]:
-    """The module on the meta device, with next-token logits if the family has them, else with a head."""
+def _transformer(config: Any, name: str, classes: int, head: bool) -> tuple[nn.Module, bool]:
+    """The module on the meta device, with next-token logits, or with a head where asked or an encoder."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
 
-    headed = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+    headed = head or (config.model_type in ENCODERS and not getattr(config, "is_decoder", False))
     if headed:
         config.num_labels = classes
+        config.pad_token_id = getattr(config, "pad_token_id", None) or 0
     kind = AutoModelForSequenceClassification if headed else AutoModelForCausalLM
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -208,8 +224,3 @@ def _transformer(config: Any, name: str, classes: int) -> tuple[nn.Module, bool]
     except Exception as error:  # the library raises of every kind at a shape it cannot build
         reason = " ".join(str(error).split())[:160]
         raise ModelError(f'MODEL = "{name}" is not a transformer that can be trained: {reason}') from None
-
-
-def names(models: Sequence[str] = tuple(NAMED)) -> str:
-    """The known shapes, for messages."""
-    return ", ".join(models)

@@ -129,7 +129,8 @@ def water_filling(weight: float, costs: Floats, cohort: int, floor: float) -> Fl
         return _greedy(costs, low, high)
 
     def _at(level: float) -> Floats:
-        return np.clip(1 / n - slopes - level, low, high)
+        shares: Floats = np.clip(1 / n - slopes - level, low, high)
+        return shares
 
     below, above = float(np.min(1 / n - high - slopes)), 1 / n - low
     for _ in range(HALVINGS):

@@ -7,7 +7,7 @@ for a fixed p. Pure functions: the beta of a round is the same whenever and wher
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal
 
@@ -116,7 +116,7 @@ def probing_noise(client: Participation) -> float:
     return square * kappa / (client.steps + kappa)
 
 
-def observe(before: Measured, cohort: Sequence[Participation], memory: float) -> Measured:
+def observe(before: Measured, cohort: Iterable[Participation], memory: float) -> Measured:
     """The running means after a round.
 
     Drift is the spread of the updates less the noise that probing explains; of one round it may be
@@ -124,19 +124,21 @@ def observe(before: Measured, cohort: Sequence[Participation], memory: float) ->
 
     Args:
         before: after the rounds before.
-        cohort: the accepted clients; with fewer than two nothing is said of drift.
+        cohort: the accepted clients in client order, taken one by one; with fewer than two nothing is said
+            of drift.
         memory: weight of the past.
     """
-    noise = [probing_noise(client) for client in cohort]
-    groups = {
-        flag: [n for n, client in zip(noise, cohort, strict=True) if client.preferred is flag]
-        for flag in (True, False)
-    }
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    total, squares, count = np.zeros(1), 0.0, 0
+    for client in cohort:
+        groups[client.preferred].append(probing_noise(client))
+        total = total + client.update.astype(np.float64)
+        squares += math.fsum(np.square(client.update, dtype=np.float64))
+        count += 1
     spread: list[float] = []
-    if len(cohort) > 1:
-        updates = np.stack([client.update for client in cohort]).astype(np.float64)
-        apart = math.fsum(np.square(updates - updates.mean(0)).sum(1)) / (len(cohort) - 1)
-        spread = [apart - math.fsum(noise) / len(noise)]
+    if count > 1:
+        apart = (squares - math.fsum(np.square(total)) / count) / (count - 1)
+        spread = [apart - math.fsum(groups[True] + groups[False]) / count]
     return Measured(
         *_blend(before.preferred, before.preferred_weight, groups[True], memory),
         *_blend(before.other, before.other_weight, groups[False], memory),

@@ -76,6 +76,8 @@ class Attendance:
     def unwelcome(self, client: int) -> str | None:
         """Why a client that is not connected will not be: a node that calls itself so was refused."""
         name = self.clients[client]
+        if client in self.nodes:
+            return None
         return next((why for said, why in self.refused.values() if said == name), None)
 
     def listed(self) -> str:

@@ -8,7 +8,7 @@ says that it was lost, and given up at the deadline: whatever comes later is dro
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,7 @@ class Fleet:
         settings: deadline, retries and the like.
         meter: told of every blob that crosses.
         limit: (client number) -> bytes an answer may have; None for any.
+        quorum: answers without which a round is void.
         inbox: of this run.
     """
 
@@ -81,6 +82,7 @@ class Fleet:
     settings: FleetConfig
     meter: Meter
     limit: Callable[[int], int | None] = lambda client: None
+    quorum: int = 1
     inbox: Inbox = field(init=False)
     _late: dict[str, str] = field(default_factory=dict)
 
@@ -119,6 +121,7 @@ class Fleet:
         """Ask each client; the :data:`~hofl.protocol.base.Call` of this runtime."""
         seconds = self.settings.deadline if deadline is None else deadline
         questions = {client: self._question(action, client, record) for client, record in requests.items()}
+        self._gather(list(requests))
         replies, enough = Replies({}, {}), min(self.settings.enough or len(questions), len(questions))
         begun, told = time.monotonic(), 0.0
         while questions and len(replies.records) < enough:
@@ -139,6 +142,22 @@ class Fleet:
             replies.failures[client] = self._given_up(client, question, seconds, len(replies.records))
         return replies
 
+    def _gather(self, clients: Sequence[int]) -> None:
+        """Wait, up to ``fleet.join`` seconds, until a quorum is there: without it a round is void."""
+        begun, told = time.monotonic(), LINE - 1.0
+        while (now := time.monotonic() - begun) < self.settings.join:
+            self.present.roll_call()
+            welcome = [client for client in clients if self.present.unwelcome(client) is None]
+            there = sum(client in self.present.nodes for client in clients)
+            needed = min(self.quorum, len(welcome))
+            if there >= needed:
+                return
+            if now >= told:
+                self.present.say(f"{there} of {needed} connected (waiting {now:.0f} s)")
+                told = now + LINE
+            self._take({})
+            time.sleep(LOOK)
+
     def _question(self, action: str, client: int, record: Record) -> Question:
         blob = record.to_bytes()
         name = hashlib.blake2b(blob, digest_size=12, key=action.encode()[:64]).hexdigest()
@@ -158,6 +177,10 @@ class Fleet:
             if question.message and self.present.nodes.get(client) != question.node:
                 question.former.append(question.message)
                 question.message = ""
+                self._lost(client, "its node left, or started anew")
+
+    def _lost(self, client: int, why: str) -> None:
+        self.present.say(f"{self.present.clients[client]}: lost on the way, will be asked again: {why}")
 
     def _push(self, questions: dict[int, Question], replies: Replies, left: float) -> None:
         """Send what waits for a client that is connected now; give up what no client will answer."""
@@ -229,7 +252,7 @@ class Fleet:
             reason = redact(str(message.error.reason))
             if why := question.lost(self.settings.retries, reason):
                 raise RecordError(why)
-            self.present.say(f"{self.present.clients[client]}: lost on the way: {reason} Asking again.")
+            self._lost(client, reason)
             return None
         envelope = unseal(message.content)
         if envelope.header.get("status") == "stranger" and question.introduced < STRANGE:

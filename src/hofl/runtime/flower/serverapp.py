@@ -148,7 +148,7 @@ def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], Non
     greeting = invitation.record().to_bytes()
     settings = config.fleet
     present = Attendance(grid, task.clients, invitation.run, greeting, _accept, _owner, settings.join, show)
-    return Fleet(present, settings, Meter())
+    return Fleet(present, settings, Meter(), quorum=config.quorum)
 
 
 def _run_of(config: Config) -> str:

@@ -6,11 +6,13 @@ whatever its size, and lets what cannot be parsed end the run. Here each look ta
 that is too large, broken, or in another's name becomes an error message of its question.
 """
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.common.serde import message_from_proto
@@ -74,7 +76,8 @@ class Inbox:
             for message in self._grid.pull_messages(list(questions)) if questions else ():
                 yield message.metadata.reply_to_message_id, message
             return
-        self._parcels = {name: parcel for name, parcel in self._parcels.items() if name in questions}
+        for name in [name for name in self._parcels if name not in questions]:
+            self._discard(client, self._parcels.pop(name).message)
         fresh = [name for name in questions if name not in self._parcels]
         if fresh:
             yield from self._announced(client, fresh)
@@ -90,7 +93,19 @@ class Inbox:
             return self._opened(client, parcel)
         except Broken as error:
             LOG.warning("an answer is dropped: %s", error)
+            self._discard(client, parcel.message)
             return _failed(parcel.question, str(error))
+
+    def _discard(self, client: Any, message: str) -> None:
+        """Let the SuperLink delete what it stores of a message; it may have none of it."""
+        with contextlib.suppress(httpx.HTTPStatusError):
+            client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(message_object_id=message, **self._where)
+            )
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"node": getattr(self._grid, "node", None), "run_id": self._grid.run.run_id}
 
     def _announced(self, client: Any, fresh: list[str]) -> Iterator[tuple[str, Message]]:
         """Note what is on its way; Flower's own errors have no parts."""
@@ -100,6 +115,7 @@ class Inbox:
             if name not in fresh:
                 continue
             if proto.HasField("error"):
+                self._discard(client, name)  # the question's own parts, which nobody fetched
                 yield name, message_from_proto(proto)
                 continue
             parts = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
@@ -113,7 +129,7 @@ class Inbox:
         """
         if len(parcel.missing) + len(parcel.contents) > PARTS + self.limit // CHUNK:
             raise Broken(f"an answer of {len(parcel.missing)} parts")
-        where: dict[str, Any] = {"node": getattr(self._grid, "node", None), "run_id": self._grid.run.run_id}
+        where = self._where
         while parcel.missing:
             name = parcel.missing[-1]
             part = client.PullObject(PullObjectRequest(object_id=name, **where))
