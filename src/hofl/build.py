@@ -22,6 +22,7 @@ from hofl.protocol.base import Algorithm
 from hofl.protocol.probing import Probing, Shared
 from hofl.protocol.split import Split
 from hofl.tasks.base import Batch, Task
+from hofl.theory.schedules import Schedule, policy_of_round, preference
 
 Inputs = dict[str, torch.Tensor]
 Draw = Callable[[int, int], list[int]]
@@ -233,9 +234,12 @@ def active(sizes: list[int]) -> list[int]:
 
 def build_draw(config: Config, policy: Policy, sizes: list[int]) -> Draw:
     """Who takes part in a round: a pure function of (seed, round, attempt)."""
-    able = active(sizes)
+    able, cohort = active(sizes), config.cohort
+    schedule = Schedule(cohort.schedule, cohort.preference, cohort.final)
 
     def _draw(round_number: int, attempt: int = 0) -> list[int]:
-        return [able[place] for place in policy.draw(config.seed, round_number, attempt)]
+        beta = preference(schedule, round_number, config.rounds, len(able))
+        now = policy if schedule.kind == "constant" else policy_of_round(policy, beta)
+        return [able[place] for place in now.draw(config.seed, round_number, attempt)]
 
     return _draw

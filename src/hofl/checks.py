@@ -87,6 +87,8 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     """Settings that this method cannot use."""
     cuts, name = c.cohort.boundaries, c.algorithm
     yield "cohort.boundaries", not method.hybrid and any(cuts), f"must be absent or 0: {name} has no boundary"
+    moved = c.cohort.schedule != "constant" and method.boundary != "each"
+    yield "cohort.schedule", moved, f"must be 'constant': {name} prefers nobody"
     several = method.split and len(set(cuts)) > 1
     yield "cohort.boundaries", several, f"must be one boundary: in {name} all clients have the same"
     yield "cohort.boundaries", method.split and 0 in cuts, f"must be 1 or more: {name} needs both halves"

@@ -17,7 +17,9 @@ from hofl.commands.listing import list_
 from hofl.commands.node import node
 from hofl.commands.replay import replay
 from hofl.commands.run import run
+from hofl.commands.sampling import sampling
 from hofl.commands.server import server
+from hofl.commands.theory import theory
 from hofl.errors import HoflError, RunFailed
 from hofl.report.tables import clean
 
@@ -28,6 +30,8 @@ app.command("run")(run)
 app.command("compare")(compare)
 app.command("replay")(replay)
 app.command("export")(export)
+app.command("sampling")(sampling)
+app.command("theory")(theory)
 app.command("server")(server)
 app.command("node")(node)
 app.command("keys")(keys)

@@ -123,6 +123,8 @@ class CohortConfig(_Section):
     Attributes:
         size: clients a round: a count, a percentage (rounded up) or "all".
         preference: beta in [0, 1): 0 samples uniformly, higher favours cheap clients.
+        schedule: how the preference moves over the run's rounds, from ``preference`` to ``final``.
+        final: preference of the last round of a linear or cosine schedule.
         boundaries: blocks below the cut, one number per tier, or one per client when listed.
         assign: tiers are dealt equally by a seeded permutation; listed is taken as written; declared is what
             each node says of itself when it joins.
@@ -131,6 +133,8 @@ class CohortConfig(_Section):
 
     size: Annotated[int | str, AfterValidator(_part)] = 6
     preference: Share = 0.75
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final: Share = 0.0
     boundaries: tuple[Natural, ...] = ()
     assign: Literal["tiers", "listed", "declared"] = "tiers"
     weighting: Literal["equal", "examples"] = "equal"

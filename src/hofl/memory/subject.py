@@ -107,14 +107,14 @@ def staged(subject: Subject, work: Workload) -> Iterator[Stage]:
     own = subject.adapters
     if subject.sample is None:
         _check_length(module, work.length)
-        if not headed:
-            restrict_head(module, list(range(work.classes)))
         if own.train == "lora":
             given = {"rank": own.rank, "alpha": own.alpha, "targets": own.targets}
             module = add_lora(module, key=Key.of(0, "init"), **given)  # type: ignore[arg-type]
         select(module, own.train)
     with pretending(work.attention == "causal") as mode:
         pretend_(module, mode)
+        if subject.sample is None and not headed:
+            restrict_head(module, list(range(work.classes)))
         model = cut(module, blocks=own.blocks or None, checkpointing=work.checkpointing)
         targets = torch.zeros(work.batch, dtype=torch.int64)
 

@@ -27,8 +27,8 @@ from hofl.schema import FleetConfig
 LOOK, SLOWEST = 0.03, 1.0
 """Seconds between two looks for answers: at first, and at most."""
 
-LINE = 10.0
-"""Seconds between two lines that say who is waited for."""
+LINE, SOON = 10.0, 2.0
+"""Seconds between two lines that say who is waited for, and before the first where a round cannot begin."""
 
 STRANGE = 3
 """Times that a client may ask for an introduction before its question is given up."""
@@ -144,7 +144,7 @@ class Fleet:
 
     def _gather(self, clients: Sequence[int]) -> None:
         """Wait, up to ``fleet.join`` seconds, until a quorum is there: without it a round is void."""
-        begun, told = time.monotonic(), LINE - 1.0
+        begun, told = time.monotonic(), SOON
         while (now := time.monotonic() - begun) < self.settings.join:
             self.present.roll_call()
             welcome = [client for client in clients if self.present.unwelcome(client) is None]
