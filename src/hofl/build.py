@@ -4,11 +4,13 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
+from hofl.algorithms.ho_fl import Boundaries
 from hofl.config import Config, OptimizerConfig, cohort_size, dump
 from hofl.core.directions import Directions
 from hofl.core.keys import Key
@@ -28,6 +30,9 @@ Inputs = dict[str, torch.Tensor]
 Draw = Callable[[int, int], list[int]]
 """``draw(round, attempt)`` -> the client numbers of a cohort, ascending."""
 
+OUT = -1
+"""In the place of a boundary: none yet, or none at all, for a client that is left out."""
+Dealt = TypeVar("Dealt")
 _TIERS = int.from_bytes(b"tiers", "big")
 """Coordinate of the stream that deals clients to tiers; no counter is as large."""
 
@@ -49,8 +54,14 @@ def run_id(config: Config) -> str:
     return hashlib.sha256(dump(config).encode()).hexdigest()[:16]
 
 
-def build_algorithm(config: Config, task: Task, boundaries: Sequence[int]) -> Algorithm:
-    """The algorithm a configuration names, for a :func:`pooled` task and one boundary a client."""
+def build_algorithm(config: Config, task: Task, boundaries: Boundaries) -> Algorithm:
+    """The algorithm a configuration names, for a :func:`pooled` task.
+
+    Args:
+        config: the whole.
+        task: its model, and the sizes of its shards.
+        boundaries: one a client, or, for HO-FL alone, one for each round and client.
+    """
     training = Training(
         seed=config.seed,
         steps=config.local.steps,
@@ -129,7 +140,11 @@ def check_probes(config: Config, task: Task, boundaries: Sequence[int], inputs: 
 
 
 def boundaries_of(
-    config: Config, layout: Layout, clients: int, declared: Sequence[int] | None = None
+    config: Config,
+    layout: Layout,
+    clients: int,
+    declared: Sequence[int] | None = None,
+    memory: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """The boundary of each client: 0 where there is no bottom, as listed or declared, or tiers dealt equally.
 
@@ -141,18 +156,30 @@ def boundaries_of(
         layout: has L blocks.
         clients: how many.
         declared: what each said when it joined; read only where ``cohort.assign`` is "declared".
+        memory: bytes that each said it has, 0 for none; who then declares no boundary gets ``OUT``.
+
+    Returns:
+        one a client; ``OUT`` where it has to follow from the client's memory.
 
     Raises:
         ConfigError: none is given, one is outside ``0 .. L``, or a list does not fit the clients.
     """
     method = ALGORITHMS[config.algorithm]
+    if config.cohort.assign == "budgets":
+        return (OUT,) * clients
     if not method.hybrid:
         return (0,) * clients
     low, high = (1, layout.blocks - 1) if method.split else (0, layout.blocks)
     given, allowed = config.cohort.boundaries, f"{low}..{high}, the blocks of this model"
     allowed += f"; {method.name} needs both halves" if method.split else ""
     if config.cohort.assign == "declared":
-        return _declared(declared, clients, range(low, high + 1), allowed)
+        told = _declared(declared, clients, memory or (0,) * clients)
+        for client, boundary in enumerate(told):
+            if boundary not in (OUT, *range(low, high + 1)):
+                raise ConfigError(
+                    f"cohort.assign = 'declared': client number {client} declares {boundary}, outside {allowed}"
+                )
+        return told
     if not given:
         raise ConfigError(f"cohort.boundaries is missing; name one number a tier, each in {allowed}")
     for boundary in given:
@@ -166,23 +193,26 @@ def boundaries_of(
         return given
     if len(given) > clients:
         raise ConfigError(f"cohort.boundaries = {list(given)}: more tiers than the {clients} clients")
-    dealt = [0] * clients
-    for place, client in enumerate(Key.of(config.seed, "init", _TIERS).permutation(clients)):
-        dealt[client] = given[place % len(given)]
-    return tuple(dealt)
+    return deal(config.seed, given, clients)
 
 
-def _declared(given: Sequence[int] | None, clients: int, good: range, allowed: str) -> tuple[int, ...]:
-    """What the clients declared, once each is good."""
+def deal(seed: int, tiers: Sequence[Dealt], clients: int) -> tuple[Dealt, ...]:
+    """What each client gets where tiers are dealt in turn along a seeded permutation of the clients."""
+    places = np.argsort(Key.of(seed, "init", _TIERS).permutation(clients))
+    return tuple(tiers[int(place) % len(tiers)] for place in places)
+
+
+def _declared(given: Sequence[int] | None, clients: int, memory: Sequence[int]) -> tuple[int, ...]:
+    """What the clients declared; ``OUT`` of one that declares its memory instead."""
     if given is None or len(given) != clients:
         raise ConfigError(
             f"cohort.assign = 'declared': {len(given or ())} of {clients} clients have declared a boundary; "
             "nodes do when they join: run it with hofl server"
         )
     for client, boundary in enumerate(given):
-        if boundary not in good:
+        if boundary == OUT and memory[client] <= 0:
             raise ConfigError(
-                f"cohort.assign = 'declared': client number {client} declares {boundary}, outside {allowed}"
+                f"cohort.assign = 'declared': client number {client} declares neither a boundary nor a memory"
             )
     return tuple(given)
 
@@ -206,7 +236,7 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
         config: its cohort, probes and seed.
         layout: gives d_zo of a boundary.
         boundaries: one a client.
-        sizes: examples of each client; one without any is never drawn.
+        sizes: examples of each client; one without any, or left out, is never drawn.
 
     Returns:
         a policy over the places in ``active(sizes)``.
@@ -214,9 +244,10 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
     Raises:
         ConfigError: the cohort is larger than the clients with data.
     """
-    able = active(sizes)
+    able = active(sizes, boundaries)
     alone = ALGORITHMS[config.algorithm].centralised
-    cohort = 1 if alone else cohort_size(config.cohort.size, len(able))
+    who = "that have data and can run some boundary" if OUT in boundaries else "that have data"
+    cohort = 1 if alone else cohort_size(config.cohort.size, len(able), who)
     if config.quorum > cohort:
         raise ConfigError(
             f"quorum = {config.quorum}: must be at most the cohort, {cohort} client{'s' * (cohort > 1)}"
@@ -227,14 +258,15 @@ def build_policy(config: Config, layout: Layout, boundaries: tuple[int, ...], si
     return dimension_aware(scores, cohort, config.cohort.preference, Key.of(config.seed, "tie_break"))
 
 
-def active(sizes: list[int]) -> list[int]:
-    """The numbers of the clients that hold data, ascending."""
-    return [client for client, size in enumerate(sizes) if size]
+def active(sizes: list[int], boundaries: Sequence[int] = ()) -> list[int]:
+    """The numbers of the clients that hold data and are not left out, ascending."""
+    left_out = {client for client, boundary in enumerate(boundaries) if boundary == OUT}
+    return [client for client, size in enumerate(sizes) if size and client not in left_out]
 
 
-def build_draw(config: Config, policy: Policy, sizes: list[int]) -> Draw:
+def build_draw(config: Config, policy: Policy, sizes: list[int], boundaries: Sequence[int] = ()) -> Draw:
     """Who takes part in a round: a pure function of (seed, round, attempt)."""
-    able, cohort = active(sizes), config.cohort
+    able, cohort = active(sizes, boundaries), config.cohort
     schedule = Schedule(cohort.schedule, cohort.preference, cohort.final)
 
     def _draw(round_number: int, attempt: int = 0) -> list[int]:

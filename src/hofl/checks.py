@@ -50,6 +50,7 @@ def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
         )
     yield from _image_settings(c)
     yield from _unfit(c, ALGORITHMS[c.algorithm])
+    yield from _budgets(c, ALGORITHMS[c.algorithm])
 
 
 def _own_data(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
@@ -68,6 +69,24 @@ def _own_data(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     yield "cohort.assign", told and method.boundary != "each", reason
     reason = "must be absent: assign is 'declared', so each node says its own"
     yield "cohort.boundaries", told and bool(c.cohort.boundaries), reason
+
+
+def _budgets(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
+    """Settings of runs whose boundaries follow from memory."""
+    cohort, asked, places = c.cohort, c.cohort.assign == "budgets", len(c.cohort.budgets)
+    missing = "is missing; name a size a tier, or one per client, such as ['2GiB', '700MiB']"
+    yield "cohort.budgets", asked and not places, missing
+    yield "cohort.budgets", places > 0 and not asked, "must be absent unless assign is 'budgets'"
+    yield "cohort.boundaries", asked and bool(cohort.boundaries), "must be absent: assign is 'budgets'"
+    alone = asked and method.centralised and places > 1
+    yield "cohort.budgets", alone, f"must be one size: in {c.algorithm} one client has all the data"
+    changes = bool(cohort.budget_changes)
+    yield "cohort.budget_changes", changes and not asked, "must be absent unless assign is 'budgets'"
+    reason = f"must be absent: {c.algorithm} has one boundary for all clients and the whole run"
+    yield "cohort.budget_changes", changes and method.split, reason
+    beyond = any(isinstance(which, int) and which >= places for _, which, _ in cohort.budget_changes)
+    reason = f"must name places 0..{places - 1} of cohort.budgets, or clients by their ids in quotes"
+    yield "cohort.budget_changes", asked and beyond, reason
 
 
 def _image_settings(c: "Config") -> Iterator[tuple[str, bool, str]]:
@@ -109,8 +128,13 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     yield "model.train", name == "splitlora" and not adapted, reason
 
 
-def cohort_size(size: int | str, clients: int) -> int:
+def cohort_size(size: int | str, clients: int, who: str = "that have data") -> int:
     """Clients a round: a count as it is, a percentage of the clients rounded up, or all of them.
+
+    Args:
+        size: ``cohort.size``.
+        clients: those that can be drawn.
+        who: they are, in words.
 
     Raises:
         ConfigError: more are asked for than there are.
@@ -119,5 +143,5 @@ def cohort_size(size: int | str, clients: int) -> int:
         share = percent(size)
         return clients if share is None else math.ceil(round(share * clients / 100, 9))
     if size > clients:
-        raise ConfigError(f"cohort.size = {size}: must be at most the {clients} clients that have data")
+        raise ConfigError(f"cohort.size = {size}: must be at most the {clients} clients {who}")
     return size

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -17,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from hofl.algorithms import ALGORITHMS
 from hofl.checks import contradictions, percent
+from hofl.memory.units import positive_bytes_of
 from hofl.tasks.files import CLIENT_ID
 from hofl.tasks.partition import KINDS
 
@@ -117,6 +119,29 @@ class PartitionConfig(_Section):
     names: Annotated[tuple[str, ...], _check(_ids, "ids of 1 to 64 of A-Z a-z 0-9 _ -, each once")] = ()
 
 
+def _memory(text: str) -> str:
+    """A size above 0, as people write it."""
+    positive_bytes_of(text)
+    return text
+
+
+def _changes(given: Any) -> Any:
+    """Triples of a round, whose budget, and a size."""
+    for change in given if isinstance(given, tuple) else ((),):
+        kinds = [type(part) for part in change] if isinstance(change, tuple) else []
+        if kinds not in ([int, int, str], [int, str, str]) or change[0] < 2 or change[1] in range(-9999, 0):
+            raise ValueError(
+                'must be changes such as [40, 0, "1GiB"]: a round from 2 on, the place of a budget in '
+                "cohort.budgets or a client's id in quotes, and a size"
+            )
+        positive_bytes_of(change[2])
+    return given
+
+
+Memory = Annotated[str, AfterValidator(_memory)]
+Change = tuple[int, int | str, str]
+
+
 class CohortConfig(_Section):
     """Who takes part in a round, and the boundary of each client.
 
@@ -127,7 +152,11 @@ class CohortConfig(_Section):
         final: preference of the last round of a linear or cosine schedule.
         boundaries: blocks below the cut, one number per tier, or one per client when listed.
         assign: tiers are dealt equally by a seeded permutation; listed is taken as written; declared is what
-            each node says of itself when it joins.
+            each node says of itself when it joins; budgets is the smallest boundary that fits the client's.
+        budgets: memory, one size per tier, dealt as tiers are, or one per client where there are as many.
+        margin: what a planned peak is multiplied by before it is held against a budget.
+        budget_changes: (round, which, size): from that round on the budget at that place of ``budgets``, or
+            of the client with that id, is another.
         weighting: of the mean over clients: equal (the papers'), or by the examples in the shard.
     """
 
@@ -136,7 +165,10 @@ class CohortConfig(_Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     final: Share = 0.0
     boundaries: tuple[Natural, ...] = ()
-    assign: Literal["tiers", "listed", "declared"] = "tiers"
+    assign: Literal["tiers", "listed", "declared", "budgets"] = "tiers"
+    budgets: tuple[Memory, ...] = ()
+    margin: Annotated[float, Field(allow_inf_nan=False), _check(lambda v: v >= 1, ">= 1")] = 1.1
+    budget_changes: Annotated[tuple[Change, ...], BeforeValidator(_changes)] = ()
     weighting: Literal["equal", "examples"] = "equal"
 
 

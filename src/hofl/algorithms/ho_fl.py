@@ -13,7 +13,7 @@ digest of the bottom, so a replay that differs is refused; clients that fail are
 the estimator is a choice (``forward`` is the paper's).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,15 +34,18 @@ from hofl.protocol.probing import Probing, agreement_of, checks, root_key, step_
 from hofl.tasks.base import Batch, Task
 
 
-def ho_fl(
-    layout: Layout, boundaries: Sequence[int], training: aggregate.Training, probing: Probing
-) -> Algorithm:
-    """HO-FL over ``layout``; ``boundaries[i]`` is b_i, fixed for the run."""
+Boundaries = Sequence[int] | Callable[[int, int], int]
+"""b_i of each client i; or ``(t, i) -> b_i`` where it follows a budget, round t counted from 0."""
+
+
+def ho_fl(layout: Layout, boundaries: Boundaries, training: aggregate.Training, probing: Probing) -> Algorithm:
+    """HO-FL over ``layout``; a client's boundary stays as it is while it takes part in a round."""
+    boundary_of = boundaries if callable(boundaries) else lambda _, client: boundaries[client]
 
     def plan(state: Record, client: int) -> Record:
         """Say what a client is asked: everything but the weights."""
         values = aggregate.plan_values(state, client, training)
-        boundary = boundaries[client]
+        boundary = boundary_of(values["round"], client)
         # A full first-order client, or a frozen bottom, has no directions and gets no key.
         values |= {"boundary": boundary, "layout": layout.fingerprint, **probing.to_values()}
         values["probes"] *= int(layout.bottom_size(boundary) > 0)
@@ -63,7 +66,7 @@ def ho_fl(
         moved = aggregate.advance(state, parts)
         if len(entries) < training.quorum:
             raise RoundVoid(failures)
-        row = {"boundaries": [boundaries[i] for i in cohort], **aggregate.loss_row(entries)}
+        row = {"boundaries": [plans[i].values["boundary"] for i in cohort], **aggregate.loss_row(entries)}
         row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
         probed = [e.reply for e in entries if e.plan.values["probes"]]
         sums = (agreement_of(reply) for reply in probed)

@@ -7,7 +7,7 @@ estimators and the backward pass are those of a run. What leaves a tensor, for N
 Storages are counted as in a run, see :mod:`hofl.runtime.tracked`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -33,7 +33,8 @@ Inputs = Mapping[str, Tensor]
 PROBES_AT_ONCE = 2
 """Differences keep at most this many displaced outputs, whatever q is; tangents keep all q."""
 
-_CPU = torch.device("cpu")
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_MOVES = (torch.ops.aten.to.dtype_layout, torch.ops.aten._to_copy.default)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.uint8: np.uint8, torch.int64: np.int64}
 
 
@@ -69,15 +70,30 @@ class _Still(Directions):
         return np.zeros(self.count)
 
 
+class _OnCpu(FakeTensorMode):
+    """Forward-mode rules written in C++ see the meta device below a fake tensor and move results there."""
+
+    def dispatch(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """As any fake operation, but nothing is moved away from the CPU."""
+        named = dict(kwargs or {})
+        if func in _MOVES and named.get("device") == _META:
+            named["device"] = _CPU
+        return super().dispatch(func, types, args, named)  # type: ignore[no-untyped-call]
+
+
 @contextmanager
-def pretending(full: bool = True) -> Iterator[FakeTensorMode]:
-    """Inside it new tensors are fake.
+def pretending(module: nn.Module, full: bool = True) -> Iterator[None]:
+    """Replace a module's tensors by fake ones, for good; inside the context new tensors are fake too.
 
     Args:
+        module: of any tensors; what is tied stays tied.
         full: whether no row is padded, so that a causal model runs without a mask tensor. Libraries look
             at the values for that, but not where they find fake tensors; here they do.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _OnCpu(allow_non_fake_inputs=True)
+    _pretend_(module, mode)
     with ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(_StandIns(full))
@@ -85,11 +101,10 @@ def pretending(full: bool = True) -> Iterator[FakeTensorMode]:
         before = masks.is_tracing
         masks.is_tracing = lambda tensor=None: False
         stack.callback(setattr, masks, "is_tracing", before)
-        yield mode
+        yield
 
 
-def pretend_(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace every parameter and buffer by a fake one, in place; what is tied stays tied."""
+def _pretend_(module: nn.Module, mode: FakeTensorMode) -> None:
     made: dict[int, tuple[Tensor, Tensor]] = {}  # the old one is kept, so that its id stays its own
     for part in module.modules():
         for store in (part._parameters, part._buffers):
@@ -100,7 +115,7 @@ def pretend_(module: nn.Module, mode: FakeTensorMode) -> None:
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    fake: Tensor = FakeTensor(mode, tensor.detach().to("meta"), _CPU)
+    fake: Tensor = FakeTensor(mode, tensor.detach().to(_META), _CPU)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_parameter else fake
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, ModelError
-from hofl.memory.fake import Inputs, Loss, pretend_, pretending
+from hofl.memory.fake import Inputs, Loss, pretending
 from hofl.memory.named import NAMED, find
 from hofl.models.boundary import CutModel, cut
 from hofl.models.load import refuse_code, resolve, restrict_head
@@ -111,8 +111,7 @@ def staged(subject: Subject, work: Workload) -> Iterator[Stage]:
             given = {"rank": own.rank, "alpha": own.alpha, "targets": own.targets}
             module = add_lora(module, key=Key.of(0, "init"), **given)  # type: ignore[arg-type]
         select(module, own.train)
-    with pretending(work.attention == "causal") as mode:
-        pretend_(module, mode)
+    with pretending(module, work.attention == "causal"):
         if subject.sample is None and not headed:
             restrict_head(module, list(range(work.classes)))
         model = cut(module, blocks=own.blocks or None, checkpointing=work.checkpointing)
