@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks of random tokens at exact lengths, and what a client's complete participation in one was seen to need."""
+"""Tasks of random tokens at exact lengths, and what a complete participation in one was seen to need."""
 
 import inspect
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -75,8 +74,3 @@ def seen(task: Task, work: Workload, boundary: int, estimator: str | None, pure:
     outcome = algorithm.round(algorithm.init(task.model.read()), [0], call)
     assert not outcome.failures
     return meter.memory.largest(0)
-
-
-def smaller(work: Workload, **changes: int) -> Workload:
-    """The workload with changes."""
-    return replace(work, **changes)

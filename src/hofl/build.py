@@ -173,13 +173,7 @@ def boundaries_of(
     given, allowed = config.cohort.boundaries, f"{low}..{high}, the blocks of this model"
     allowed += f"; {method.name} needs both halves" if method.split else ""
     if config.cohort.assign == "declared":
-        told = _declared(declared, clients, memory or (0,) * clients)
-        for client, boundary in enumerate(told):
-            if boundary not in (OUT, *range(low, high + 1)):
-                raise ConfigError(
-                    f"cohort.assign = 'declared': client number {client} declares {boundary}, outside {allowed}"
-                )
-        return told
+        return _declared(declared, clients, range(low, high + 1), allowed, memory)
     if not given:
         raise ConfigError(f"cohort.boundaries is missing; name one number a tier, each in {allowed}")
     for boundary in given:
@@ -202,17 +196,19 @@ def deal(seed: int, tiers: Sequence[Dealt], clients: int) -> tuple[Dealt, ...]:
     return tuple(tiers[int(place) % len(tiers)] for place in places)
 
 
-def _declared(given: Sequence[int] | None, clients: int, memory: Sequence[int]) -> tuple[int, ...]:
-    """What the clients declared; ``OUT`` of one that declares its memory instead."""
+def _declared(
+    given: Sequence[int] | None, clients: int, good: range, allowed: str, memory: Sequence[int] | None
+) -> tuple[int, ...]:
+    """What the clients declared, once each is good; ``OUT`` of one that declares its memory instead."""
     if given is None or len(given) != clients:
         raise ConfigError(
             f"cohort.assign = 'declared': {len(given or ())} of {clients} clients have declared a boundary; "
             "nodes do when they join: run it with hofl server"
         )
     for client, boundary in enumerate(given):
-        if boundary == OUT and memory[client] <= 0:
+        if boundary not in good and not (boundary == OUT and memory and memory[client] > 0):
             raise ConfigError(
-                f"cohort.assign = 'declared': client number {client} declares neither a boundary nor a memory"
+                f"cohort.assign = 'declared': client number {client} declares {boundary}, outside {allowed}"
             )
     return tuple(given)
 

@@ -4,10 +4,11 @@
 import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hofl.algorithms import ALGORITHMS, Method
 from hofl.errors import ConfigError
+from hofl.memory.units import positive_bytes_of
 
 if TYPE_CHECKING:
     from hofl.schema import Config
@@ -20,6 +21,34 @@ def percent(text: str) -> float | None:
     """The number in ``"50%"``; None if it is no percentage in (0, 100]."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
     return float(found[1]) if found and 0 < float(found[1]) <= 100 else None
+
+
+def memory(text: str) -> str:
+    """A size above 0, as it is written.
+
+    Raises:
+        ValueError: what is allowed.
+    """
+    positive_bytes_of(text)
+    return text
+
+
+def dated_budgets(given: Any) -> Any:
+    """Changes of budgets, as they are written: each a round, whose budget, and a size.
+
+    Raises:
+        ValueError: what is allowed.
+    """
+    for change in given if isinstance(given, tuple) else ((),):
+        kinds = [type(part) for part in change] if isinstance(change, tuple) else []
+        shaped = kinds in ([int, int, str], [int, str, str])
+        if not shaped or change[0] < 2 or (kinds[1] is int and change[1] < 0):
+            raise ValueError(
+                'must be changes such as [40, 0, "1GiB"]: a round from 2 on, the place of a budget in '
+                "cohort.budgets or a client's id in quotes, and a size"
+            )
+        memory(change[2])
+    return given
 
 
 def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:

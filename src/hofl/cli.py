@@ -15,6 +15,7 @@ from hofl.commands.export import export
 from hofl.commands.keys import keys
 from hofl.commands.listing import list_
 from hofl.commands.node import node
+from hofl.commands.plan import plan
 from hofl.commands.replay import replay
 from hofl.commands.run import run
 from hofl.commands.sampling import sampling
@@ -30,6 +31,7 @@ app.command("run")(run)
 app.command("compare")(compare)
 app.command("replay")(replay)
 app.command("export")(export)
+app.command("plan")(plan)
 app.command("sampling")(sampling)
 app.command("theory")(theory)
 app.command("server")(server)

@@ -17,8 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hofl.algorithms import ALGORITHMS
-from hofl.checks import contradictions, percent
-from hofl.memory.units import positive_bytes_of
+from hofl.checks import contradictions, dated_budgets, memory, percent
 from hofl.tasks.files import CLIENT_ID
 from hofl.tasks.partition import KINDS
 
@@ -41,6 +40,7 @@ def _one_of(names: Iterable[str]) -> AfterValidator:
 Positive = Annotated[float, Field(allow_inf_nan=False), _check(lambda v: v > 0, "> 0")]
 NotNegative = Annotated[float, Field(allow_inf_nan=False), _check(lambda v: v >= 0, ">= 0")]
 Share = Annotated[float, Field(allow_inf_nan=False), _check(lambda v: 0 <= v < 1, "in [0, 1)")]
+Margin = Annotated[float, Field(allow_inf_nan=False), _check(lambda v: v >= 1, ">= 1")]
 Count = Annotated[int, _check(lambda v: v >= 1, ">= 1")]
 Natural = Annotated[int, _check(lambda v: v >= 0, ">= 0")]
 Seed = Annotated[int, _check(lambda v: -(2**63) <= v < 2**63, "a 64-bit signed integer")]
@@ -119,29 +119,6 @@ class PartitionConfig(_Section):
     names: Annotated[tuple[str, ...], _check(_ids, "ids of 1 to 64 of A-Z a-z 0-9 _ -, each once")] = ()
 
 
-def _memory(text: str) -> str:
-    """A size above 0, as people write it."""
-    positive_bytes_of(text)
-    return text
-
-
-def _changes(given: Any) -> Any:
-    """Triples of a round, whose budget, and a size."""
-    for change in given if isinstance(given, tuple) else ((),):
-        kinds = [type(part) for part in change] if isinstance(change, tuple) else []
-        if kinds not in ([int, int, str], [int, str, str]) or change[0] < 2 or change[1] in range(-9999, 0):
-            raise ValueError(
-                'must be changes such as [40, 0, "1GiB"]: a round from 2 on, the place of a budget in '
-                "cohort.budgets or a client's id in quotes, and a size"
-            )
-        positive_bytes_of(change[2])
-    return given
-
-
-Memory = Annotated[str, AfterValidator(_memory)]
-Change = tuple[int, int | str, str]
-
-
 class CohortConfig(_Section):
     """Who takes part in a round, and the boundary of each client.
 
@@ -166,9 +143,9 @@ class CohortConfig(_Section):
     final: Share = 0.0
     boundaries: tuple[Natural, ...] = ()
     assign: Literal["tiers", "listed", "declared", "budgets"] = "tiers"
-    budgets: tuple[Memory, ...] = ()
-    margin: Annotated[float, Field(allow_inf_nan=False), _check(lambda v: v >= 1, ">= 1")] = 1.1
-    budget_changes: Annotated[tuple[Change, ...], BeforeValidator(_changes)] = ()
+    budgets: tuple[Annotated[str, AfterValidator(memory)], ...] = ()
+    margin: Margin = 1.1
+    budget_changes: Annotated[tuple[tuple[int, int | str, str], ...], BeforeValidator(dated_budgets)] = ()
     weighting: Literal["equal", "examples"] = "equal"
 
 

@@ -4,7 +4,6 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from hofl import budgets
 from hofl.algorithms import ALGORITHMS
 from hofl.build import (
+    OUT,
     Draw,
     active,
     boundaries_of,
     build_algorithm,
-    build_draw,
-    build_policy,
     check_probes,
     leaves_device,
     pooled,
@@ -30,16 +29,15 @@ from hofl.build import (
 )
 from hofl.build_task import build_task, device_of, load_text
 from hofl.config import Config, about, dump, load
-from hofl.core.layout import Layout
-from hofl.core.optimizers import Optimizer
 from hofl.core.sampling import Policy
-from hofl.errors import ConfigError, RecordError
+from hofl.errors import ConfigError
 from hofl.models.lora import export
-from hofl.protocol.aggregate import Training
 from hofl.protocol.base import Algorithm, Call
-from hofl.protocol.probing import Probing, Shared
-from hofl.protocol.split import Split, smashed
-from hofl.runtime import checkpoint, folder, ledger, loop, prints
+from hofl.protocol.split import smashed
+from hofl.rebuilding import bare as bare
+from hofl.rebuilding import rebuild as rebuild
+from hofl.rebuilding import run_config
+from hofl.runtime import checkpoint, folder, loop, prints
 from hofl.runtime.files import storage
 from hofl.runtime.folder import Settings
 from hofl.runtime.local import IN_PROCESS, local_call
@@ -74,11 +72,13 @@ class Session:
         task: clients, data and model.
         seen: the task as the method sees it: one client for a centralised one, else ``task``.
         algorithm: what a round is.
-        boundaries: one a client.
+        boundaries: one a client; ``OUT`` where a client is left out.
         policy: selection shares over ``able``.
-        able: numbers of the clients that hold data.
+        able: numbers of the clients that can be drawn.
         draw: the cohort of a round.
         engine: where the clients are.
+        segments: where budgets change; boundaries, policy and able are those of the first.
+        assigned: what the clients' budgets came to; None where boundaries are given.
     """
 
     config: Config
@@ -90,6 +90,18 @@ class Session:
     able: list[int]
     draw: Draw
     engine: Engine
+    segments: tuple[budgets.Segment, ...]
+    assigned: budgets.Assigned | None
+
+    @property
+    def cuts(self) -> list[int]:
+        """Every boundary that somebody has in some segment, ascending."""
+        return sorted({cut for segment in self.segments for cut in segment.boundaries} - {OUT})
+
+    def during(self, round_number: int) -> "Session":
+        """The session with the boundaries, the clients and the policy of a round's segment."""
+        now = budgets.at(self.segments, round_number)
+        return replace(self, boundaries=now.boundaries, policy=now.policy, able=now.able)
 
     @property
     def settings(self) -> Settings:
@@ -99,7 +111,7 @@ class Session:
     @cached_property
     def sizes(self) -> dict[int, Sizes]:
         """What a participation moves by boundary, of a client in step; measured once, on one full batch."""
-        return {boundary: self._sizes(boundary) for boundary in sorted(set(self.boundaries))}
+        return {boundary: self._sizes(boundary) for boundary in self.cuts}
 
     def _sizes(self, boundary: int) -> Sizes:
         config, layout, method = self.config, self.task.model.layout, ALGORITHMS[self.config.algorithm]
@@ -117,6 +129,9 @@ class Session:
 
     def rows(self, where: Path, *, resume: bool, warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Run; yields each round's row once it is stored, see :func:`hofl.runtime.loop.run`."""
+        if resume:
+            folder.open_folder(where, self.settings.config, resume)
+            budgets.require_same_segments(where, self.task.facts)
         meter = Meter()
         call = self.engine.call(self, meter)
         parts = loop.Parts(self.task, self.algorithm, call, meter, self.draw, warn)
@@ -133,7 +148,11 @@ LOCAL = Engine(IN_PROCESS.removeprefix("federated"), _in_process)
 
 
 def prepare(
-    config: Config, engine: Engine = LOCAL, task: Task | None = None, declared: Sequence[int] | None = None
+    config: Config,
+    engine: Engine = LOCAL,
+    task: Task | None = None,
+    declared: Sequence[int] | None = None,
+    memory: Sequence[int] | None = None,
 ) -> Session:
     """Build the task and the algorithm and check one against the other.
 
@@ -142,6 +161,7 @@ def prepare(
         engine: where the clients are.
         task: built already; None builds it.
         declared: the boundary that each client said it can afford, where the run leaves it to them.
+        memory: bytes that each said it has, 0 for none; read where it declares -1 for a boundary.
 
     Raises:
         ConfigError, DataError, ModelError: one line that says what to mend.
@@ -152,20 +172,34 @@ def prepare(
         torch.set_num_threads(config.run.threads)
     task = task or build_task(config)
     seen = pooled(config, task)
-    sizes = [len(shard) for shard in seen.shards]
-    boundaries = boundaries_of(config, task.model.layout, len(seen.clients), declared)
+    assigned = budgets.assign(config, seen, declared, memory)
+    if assigned:
+        task = replace(task, facts={**task.facts, "budgets": assigned.facts(seen.clients)})
+    given = assigned or boundaries_of(config, task.model.layout, len(seen.clients), declared)
+    segments = budgets.segments_of(config, seen, given)
+    made = _session(config, task, seen, engine, segments, assigned)
     with about("cohort.boundaries"):
-        for boundary in sorted(set(boundaries)):
+        for boundary in made.cuts:
             task.model.check_boundary(boundary)
-    policy = build_policy(config, task.model.layout, boundaries, sizes)
-    algorithm = build_algorithm(config, seen, boundaries)
-    draw = build_draw(config, policy, sizes)
-    able = active(sizes)
-    inputs = seen.batch(able[0], 0, _PROOF).inputs
+    inputs = seen.batch(made.able[0], 0, _PROOF).inputs
     with about("model.source"):
         task.model.self_test(inputs)
-        check_probes(config, task, boundaries, inputs)
-    return Session(config, task, seen, algorithm, boundaries, policy, able, draw, engine)
+        check_probes(config, task, made.cuts, inputs)
+    return made
+
+
+def _session(
+    config: Config,
+    task: Task,
+    seen: Task,
+    engine: Engine,
+    segments: tuple[budgets.Segment, ...],
+    assigned: budgets.Assigned | None,
+) -> Session:
+    algorithm = build_algorithm(config, seen, budgets.cuts_of(config, segments))
+    draw, first = budgets.draw_of(config, seen, segments), segments[0]
+    own = (first.boundaries, first.policy, first.able)
+    return Session(config, task, seen, algorithm, *own, draw, engine, segments, assigned)
 
 
 def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
@@ -202,51 +236,6 @@ def settings_of(config: Config, says: str = LOCAL.says) -> Settings:
     )
 
 
-def rebuild(where: Path, round_number: int) -> dict[str, Any]:
-    """Rebuild the state after a round from a run's initial state and ledger alone.
-
-    Returns:
-        the round, the SHA-256 rebuilt and in the row (equal, or this raises), and the dimension d.
-
-    Raises:
-        ConfigError, RecordError: no such run or round, or the rebuilt state is not the one the run had.
-    """
-    if round_number < 0:
-        raise ConfigError(f"--round {round_number}: must be >= 0")
-    run_config(where)
-    _, layout = checkpoint.load_final(where / folder.INITIAL)
-    with closing(ledger.read(where / folder.LEDGER)) as book:
-        name = book.algorithm
-    state = ledger.replay(where, round_number, bare(name, layout))
-    sha = checkpoint.state_sha256(state)
-    return {"round": round_number, "state_sha256": sha, "equal": True, "dimension": layout.size}
-
-
-def bare(name: str, layout: Layout) -> Algorithm:
-    """An algorithm good for ``rebuild`` and ``actions`` alone, which read all they need in the plans.
-
-    So today's configuration has no say: the settings here are nobody's.
-
-    Raises:
-        RecordError: no such algorithm.
-    """
-    if name not in ALGORITHMS:
-        raise RecordError(
-            f"algorithm = '{name}' in a ledger or message; this hofl has {', '.join(ALGORITHMS)}"
-        )
-    optimizer = Optimizer("sgd", 1.0)
-    training = Training(seed=0, steps=1, batch=1, optimizer=optimizer, sizes=())
-    return ALGORITHMS[name].build(
-        layout=layout,
-        boundaries=(),
-        training=training,
-        probing=Probing("none", 1, 1.0, "gaussian", optimizer),
-        split=Split(),
-        shared=Shared(),
-        proximal=0.0,
-    )
-
-
 def export_run(where: Path, out: Path) -> dict[str, Any]:
     """Write a run's final model as a PEFT folder (or a whole model), verified in a fresh process.
 
@@ -278,14 +267,3 @@ def export_run(where: Path, out: Path) -> dict[str, Any]:
     inputs = task.batch(client, 0, _PROOF).inputs
     with storage(out, "nothing was exported: mend this, then export again"):
         return export(task.model.module, out, facts=loaded.facts, inputs=inputs, tokenizer=loaded.tokenizer)
-
-
-def run_config(where: Path) -> Path:
-    """The configuration of a run folder.
-
-    Raises:
-        ConfigError: it is no run folder.
-    """
-    if not (where / folder.CONFIG).is_file():
-        raise ConfigError(f"{where} is no run folder: it has no {folder.CONFIG}; give a folder of hofl run")
-    return where / folder.CONFIG

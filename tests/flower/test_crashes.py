@@ -43,6 +43,7 @@ def require_undisturbed(server: Server, alone: Alone, *settings: str) -> None:
     assert server.final == alone(HO_FL, *settings).final
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_asked_again(fleet: Fleet, alone: Alone) -> None:
     node = fleet.nodes["client-1"]
     before = node.count("worker killed by signal 9")

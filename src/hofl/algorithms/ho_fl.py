@@ -33,12 +33,13 @@ from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoi
 from hofl.protocol.probing import Probing, agreement_of, checks, root_key, step_directions, zo_signal
 from hofl.tasks.base import Batch, Task
 
-
 Boundaries = Sequence[int] | Callable[[int, int], int]
 """b_i of each client i; or ``(t, i) -> b_i`` where it follows a budget, round t counted from 0."""
 
 
-def ho_fl(layout: Layout, boundaries: Boundaries, training: aggregate.Training, probing: Probing) -> Algorithm:
+def ho_fl(
+    layout: Layout, boundaries: Boundaries, training: aggregate.Training, probing: Probing
+) -> Algorithm:
     """HO-FL over ``layout``; a client's boundary stays as it is while it takes part in a round."""
     boundary_of = boundaries if callable(boundaries) else lambda _, client: boundaries[client]
 

@@ -20,6 +20,8 @@ _LISTED = 12
 """Clients up to which the partition is shown one line each."""
 _LARGE = 100e6
 """Bytes of a ledger above which a run says so before it starts."""
+_OUT = -1
+"""The boundary of a client that is left out."""
 _TELLING = 0.1
 """Scalars for each coordinate of a bottom above which the server learns much of its gradient."""
 
@@ -43,9 +45,11 @@ def describe(session: "Session") -> Iterator[str | Table]:
         yield privacy(config)
     yield from (f"warning: {text}" for text in (*task.facts.get("warnings", ()), *telling(session)))
     yield partition(task.facts.get("partition", ()), config.partition.kind)
+    yield from memory(session)
     yield boundaries(session)
     yield from contact(session)
     yield cohort(session)
+    yield from segments(session)
     steps, batch = steps_of(config), config.local.batch
     yield (
         f"each participation: {steps} optimizer step{'s' * (steps > 1)}, {steps * probes_of(config)} probes, "
@@ -77,7 +81,7 @@ def telling(session: "Session") -> Iterator[str]:
 
     if not ALGORITHMS[session.config.algorithm].hybrid:
         return
-    for boundary in sorted(set(session.boundaries)):
+    for boundary in session.cuts:
         bottom, scalars = session.task.model.layout.bottom_size(boundary), scalars_up(session, boundary)
         if bottom and scalars > _TELLING * bottom:
             yield (
@@ -96,7 +100,7 @@ def ledger_bytes(session: "Session") -> float:
         return 0.0
     kept = [sum(n for c, n in sent(session, b)["up"].items() if c not in _NEVER_KEPT) for b in _able(session)]
     split = ALGORITHMS[config.algorithm].split
-    top = WEIGHT * (layout.size - layout.bottom_size(session.boundaries[0])) if split else 0
+    top = WEIGHT * (layout.size - layout.bottom_size(session.cuts[0])) if split else 0
     return config.rounds * (top + plan.cohort * float(plan.shares @ kept))
 
 
@@ -123,7 +127,7 @@ def contact(session: "Session") -> Iterator[str]:
     from hofl.algorithms import ALGORITHMS
     from hofl.theory import traffic
 
-    name, sizes = session.config.algorithm, session.sizes[max(session.boundaries)]
+    name, sizes = session.config.algorithm, session.sizes[session.cuts[-1]]
     ready, missed, first = (
         sum(traffic.of(name, replace(sizes, lag=lag))["down"].values()) for lag in (0, 1, None)
     )
@@ -151,6 +155,60 @@ def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:
     return Table(f"partition: {kind}, {len(cells)} clients", columns, shown)
 
 
+def memory(session: "Session") -> Iterator[str | Table]:
+    """What a participation needs at each boundary in use, and who is left out or has moved for it."""
+    found = session.assigned
+    if found is None:
+        return
+    needs = found.needs
+    rows = [
+        (str(b), size(needs.planned[b]), size(needs.of(b)), size(needs.measured.get(b)))
+        for b in needs.planned
+        if b in session.cuts or b in needs.measured
+    ]
+    title = f"memory: the smallest boundary that fits a budget, margin {needs.margin:g}"
+    yield Table(title, ("boundary", "planned peak", "a budget needs", "a dry run took"), tuple(rows))
+    yield from moves(session)
+
+
+def moves(session: "Session") -> Iterator[str]:
+    """A line for each reason to be left out, or to have moved, that is new in its segment."""
+    found, clients = session.assigned, session.seen.clients
+    before: dict[str, str] = {}
+    for place, segment in enumerate(session.segments):
+        if found is None:
+            return
+        told = {name: f"left out: {why}" for name, why in found.left_out(clients, place).items()}
+        for name, (was, now, why) in found.moved(clients, place).items():
+            told[name] = f"moved from boundary {was} to {now}: {why}"
+        news = {name: what for name, what in told.items() if before.get(name) != what}
+        since = f"from round {segment.first} on, " if place else ""
+        for what in dict.fromkeys(news.values()):
+            names = [name for name in news if news[name] == what]
+            yield f"{since}{_few(names)} {'is' if len(names) == 1 else 'are'} {what}"
+        before = told
+
+
+def _few(names: Sequence[str]) -> str:
+    """As many of them as fit a line."""
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+
+
+def segments(session: "Session") -> Iterator[Table]:
+    """Where budgets change: who has which boundary, and who is drawn, from a round on."""
+    if len(session.segments) == 1:
+        return
+    rows = []
+    for segment in session.segments:
+        counts = Counter(segment.boundaries)
+        out = counts.pop(_OUT, 0)
+        spread = ", ".join(f"{count} at {boundary}" for boundary, count in sorted(counts.items()))
+        names = [session.seen.clients[segment.able[place]] for place in segment.policy.preferred]
+        rows.append((str(segment.first), spread, str(out), str(len(segment.able)), _few(names) or "nobody"))
+    columns = ("from round", "clients at boundary", "left out", "can be drawn", "preferred")
+    yield Table("segments: budgets change", columns, tuple(rows), frozenset({0, 1, 4}))
+
+
 def boundaries(session: "Session") -> Table:
     """Clients, dimensions and payload bytes of a participation, one line a boundary."""
     from hofl.algorithms import ALGORITHMS
@@ -158,7 +216,7 @@ def boundaries(session: "Session") -> Table:
     layout = session.task.model.layout
     hybrid = ALGORITHMS[session.config.algorithm].hybrid
     rows = []
-    for boundary, count in sorted(Counter(session.boundaries).items()):
+    for boundary, count in sorted(Counter(b for b in session.boundaries if b in session.sizes).items()):
         bottom = layout.bottom_size(boundary)
         halves = (boundary, count, f"{bottom:,}", f"{layout.size - bottom:,}") if hybrid else (count,)
         cells = (*halves, scalars_up(session, boundary))
@@ -177,13 +235,14 @@ def cohort(session: "Session") -> str:
     if ALGORITHMS[config.algorithm].centralised:
         return f"cohort: one client with the data of all {len(session.task.clients)}"
     base = f"cohort: {plan.cohort} of {len(session.able)} clients with data a round, quorum {config.quorum}"
-    idle = len(session.task.clients) - len(session.able)
+    left_out = sum(boundary not in session.sizes for boundary in session.boundaries)
+    idle = len(session.task.clients) - len(session.able) - left_out
     idlers = f"; {idle} clients hold no data and are never drawn" if idle else ""
+    idlers += f"; {left_out} are left out" if left_out else ""
     if not plan.preferred:
         return f"{base}, uniform{idlers}"
     names = [session.task.clients[session.able[place]] for place in plan.preferred]
-    shown = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-    return f"{base}, preference {config.cohort.preference:g} for {shown}{idlers}"
+    return f"{base}, preference {config.cohort.preference:g} for {_few(names)}{idlers}"
 
 
 def line(row: dict[str, Any], rounds: int) -> str:

@@ -82,12 +82,14 @@ def plan(
     given = {"batch": batch, "length": length, "probes": probes, "steps": steps, "attention": attention}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     subject, work = subject_and_work(model, dtype and dtype.value, rank, alpha)
-    from hofl.memory.plan import ALL, recommend
+    from hofl.memory.plan import ALL, recommend, require_backbone
     from hofl.memory.plan import plan as trace
 
     chosen = tuple(map(str, estimator)) if estimator else ALL
-    found = trace(subject, replace(work, **changed), chosen, told=(tell := _told(json)))
+    found = trace(subject, replace(work, **changed), chosen, told=(tell := progress("tracing", json)))
     tell("")
+    for text in budget or []:  # a device of a fleet that is too small is left out with the reason instead
+        require_backbone(found, budgets[text], margin)
     answers = {name: recommend(found, size_, margin) for name, size_ in budgets.items()}
     if out:
         _draw(found, budgets, out)
@@ -143,13 +145,13 @@ def subject_and_work(
     return replace(subject, **changed), work
 
 
-def _told(json: bool) -> Callable[[str], None]:
-    """Shows what is traced on a terminal, on one line of standard error."""
-    if json or not sys.stderr.isatty():
+def progress(doing: str, quiet: bool) -> Callable[[str], None]:
+    """What shows on a terminal what is done next, on one line of standard error; an empty text ends it."""
+    if quiet or not sys.stderr.isatty():
         return lambda what: None
 
     def tell(what: str) -> None:
-        sys.stderr.write(f"\r\x1b[Ktracing {what} ..." if what else "\r\x1b[K")
+        sys.stderr.write(f"\r\x1b[K{doing} {what} ..." if what else "\r\x1b[K")
         sys.stderr.flush()
 
     return tell
@@ -233,8 +235,8 @@ def _advice(name: str, answer: dict[str, Any]) -> list[str]:
     """Lines on what to change where nothing fits."""
     if answer["fits"]:
         return []
-    ways = "; ".join(
-        f"{c['change']} {c['to']} needs {size(c['needed_bytes'])}{' (fits)' if c['fits'] else ''}"
+    ways = "".join(
+        f"; {c['change']} {c['to']} needs {size(c['needed_bytes'])}{' (fits)' if c['fits'] else ''}"
         for c in answer["change"]
     )
-    return [f"{name}: at least {size(answer['needed_bytes'])} are needed ({answer['needed_order']}); {ways}"]
+    return [f"{name}: at least {size(answer['needed_bytes'])} are needed ({answer['needed_order']}){ways}"]

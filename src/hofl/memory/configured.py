@@ -56,9 +56,13 @@ def _of_network(config: Config, adapters: Adapters) -> Subject:
         """A network of its own each time, for it is changed."""
         return build_task(on_cpu).model.module, True
 
-    sample = task.batch(client, 0, 1).inputs
+    sample, blocks = task.batch(client, 0, 1).inputs, task.model.elements
+    lists = (
+        (n, m) for n, m in task.model.module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)
+    )
+    path = next((name for name, found in lists if list(found) == blocks), "")
     name = config.model.source or config.task.name
-    return Subject(name, build, torch.float32, replace(adapters, train="full"), sample)
+    return Subject(name, build, torch.float32, replace(adapters, train="full", blocks=path), sample)
 
 
 def fleet(path: Path) -> dict[str, str]:

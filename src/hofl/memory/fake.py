@@ -166,9 +166,17 @@ def _phases(surrogate: BottomSurrogate, size: int, estimator: str, probes: int) 
     return Bottom(anchor + copied, held + copied, tracked.peak + copied)
 
 
-def top(model: CutModel, inputs: Inputs, boundary: int, loss: Loss) -> int:
-    """Most bytes alive in one backward pass from the loss to the boundary, z not among them."""
-    z = model.bottom(inputs, boundary) if boundary else None
+def top(model: CutModel, inputs: Inputs, boundary: int, loss: Loss, z: Tensor | None = None) -> int:
+    """Most bytes alive in one backward pass from the loss to the boundary, z not among them.
+
+    Args:
+        model: as for :func:`bottom`.
+        inputs: one batch.
+        boundary: b.
+        loss: of the output.
+        z: what stands for the boundary activation; None runs the bottom for it.
+    """
+    z = model.bottom(inputs, boundary) if boundary and z is None else z
     with Tracked() as tracked:
         model.first_order(inputs, boundary, z, loss)
     peak: int = tracked.peak

@@ -13,13 +13,13 @@ FEW = 8
 
 
 def shallow(blocks: int) -> tuple[list[int], list[int]]:
-    """Where bottoms are traced: on the way up to the middle; and alone the first, where nothing waits yet."""
-    return [2, blocks // 4, blocks // 2], [1]
+    """Where bottoms are traced: on the way up to a third; and alone the first, where nothing waits yet."""
+    return [2, 1 + blocks // 6, blocks // 3], [1]
 
 
 def deep(blocks: int) -> tuple[list[int], list[int]]:
-    """Where tops are traced: from the middle upwards; and alone the last two, of one block and of none."""
-    low, high = blocks // 2, blocks - 2
+    """Where tops are traced: from two thirds upwards; and alone the last two, of one block and of none."""
+    low, high = blocks - blocks // 3 - 1, blocks - 2
     return [low, (low + high) // 2, high], [blocks - 1, blocks]
 
 

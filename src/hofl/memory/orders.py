@@ -141,10 +141,9 @@ class Costs:
         return 0 if estimator in (None, "none") else self.work.probes
 
     def probing(self, estimator: str, found: Bottom, size: int) -> dict[str, int]:
-        """The phases of an estimator, with the directions that it holds in NumPy."""
-        held = self.work.probes * size if estimator == "tangent" else 0
+        """The phases of an estimator, with the block of a direction that it holds in NumPy."""
         block = min(size, BLOCK) if estimator in ("forward", "central") else 0
-        phases = {"anchor": found.anchor + FLOAT * held}
+        phases = {"anchor": found.anchor}
         return phases if estimator == "none" else phases | {"probes": found.probes + FLOAT * block}
 
 
@@ -195,8 +194,10 @@ def single(stage: Stage, costs: Costs, like: Order) -> Order:
 
 
 def _tops(stage: Stage, costs: Costs) -> lines.Trace:
+    z = stage.model.bottom(stage.inputs, 1) if stage.alike else None
+
     def trace(boundary: int) -> tuple[int, ...]:
-        return (top(stage.model, stage.inputs, boundary, stage.loss),)
+        return (top(stage.model, stage.inputs, boundary, stage.loss, z),)
 
     return lines.line(trace, lines.deep(costs.blocks), costs.blocks, costs.resident)
 

@@ -5,8 +5,10 @@ It is about a client that holds the whole model and trains it as HO-FL, FedAvg o
 model's size is allocated, so a laptop plans for any model.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hofl.errors import ConfigError
@@ -124,6 +126,24 @@ def _beats(other: Order, row: Order) -> bool:
     return all(getattr(other, name) <= getattr(row, name) for name in costs)
 
 
+def needed(found: Plan, margin: float = MARGIN) -> int:
+    """Bytes of the least budget that any order fits."""
+    return math.ceil(found.least.peak_bytes * margin)
+
+
+def require_backbone(found: Plan, budget: int, margin: float = MARGIN) -> None:
+    """Refuse a budget that no change of the workload can make do.
+
+    Raises:
+        ConfigError: the backbone alone is larger; says how much is needed.
+    """
+    if budget < found.backbone:
+        raise ConfigError(
+            f"budget {size(budget)}: the backbone of {found.subject.name} takes {size(found.backbone)}; at "
+            f"least {size(needed(found, margin))} are needed ({found.least.label}, margin {margin:g})"
+        )
+
+
 def recommend(found: Plan, budget: int, margin: float = MARGIN) -> dict[str, Any]:
     """The most exact order that fits a budget, and what is left; or what to change.
 
@@ -135,75 +155,66 @@ def recommend(found: Plan, budget: int, margin: float = MARGIN) -> dict[str, Any
     Returns:
         Plain values: ``budget_bytes``, ``fits``, and either the order's own with ``left_bytes`` and the
         ``smallest_boundary`` of each estimator, or ``needed_bytes`` and ``change``.
-
-    Raises:
-        ConfigError: the backbone alone is larger; says how much is needed.
     """
-    least = found.least
-    needed = -int(-least.peak_bytes * margin // 1)
-    if budget < found.backbone:
-        raise ConfigError(
-            f"budget {size(budget)}: the backbone of {found.subject.name} takes {size(found.backbone)}; "
-            f"at least {size(needed)} are needed ({least.label}, margin {margin:g})"
-        )
     fits = found.fitting(budget, margin)
     facts: dict[str, Any] = {"budget_bytes": budget, "margin": margin, "fits": bool(fits)}
     if not fits:
-        return facts | {
-            "needed_bytes": needed,
-            "needed_order": least.label,
-            "change": change(found, budget, margin),
-        }
+        least = {"needed_bytes": needed(found, margin), "needed_order": found.least.label}
+        return facts | least | {"change": change(found, budget, margin)}
     best = fits[0]
     boundaries = {
         estimator: found.smallest_boundary(budget, estimator, best.checkpointing, margin)
         for estimator in dict.fromkeys(row.estimator for row in found.rows if row.order == "hybrid")
         if estimator
     }
-    return {
-        **to_json(best),
-        "label": best.label,
-        **facts,
-        "left_bytes": budget - best.peak_bytes,
-        "smallest_boundary": boundaries,
-    }
+    left = {"left_bytes": budget - best.peak_bytes, "smallest_boundary": boundaries}
+    return {**to_json(best), "label": best.label, **facts, **left}
 
 
 def change(found: Plan, budget: int, margin: float = MARGIN) -> list[dict[str, Any]]:
     """What to change so that something fits: each alone, as far as it helps, traced for the least order."""
-    work, subject = found.work, found.subject
-    text = subject.sample is None
-    tries: list[tuple[str, list[tuple[Any, Subject, Workload]]]] = [
-        ("batch", [(n, subject, replace(work, batch=n)) for n in _halves(work.batch)]),
-        ("length", [(n, subject, replace(work, length=n)) for n in _halves(work.length) if text]),
-        ("rank", [(n, subject.with_rank(n), work) for n in _halves(subject.adapters.rank)[-1:] if text]),
-        (
-            "attention",
-            [("causal", subject, replace(work, attention="causal"))] if work.attention == "mask" else [],
-        ),
-    ]
+    if budget < found.backbone:
+        return []
+    work, subject, room = found.work, found.subject, budget / margin
+    text, least = subject.sample is None, found.least
+
+    def at(name: str, value: int | str) -> int:
+        """The least order's peak where one thing is changed."""
+        if name == "rank":
+            return peak_of(subject.with_rank(int(value)), work, least)
+        changed: dict[str, Any] = {name: value}
+        return peak_of(subject, replace(work, **changed), least)
+
+    tried = [("batch", *_largest(partial(at, "batch"), work.batch, least.peak_bytes, room))]
+    if text:
+        tried.append(("length", *_largest(partial(at, "length"), work.length, least.peak_bytes, room)))
+    if text and subject.adapters.train == "lora" and subject.adapters.rank > 1:
+        tried.append(("rank", 1, at("rank", 1)))
+    if text and work.attention == "mask":
+        tried.append(("attention", "causal", at("attention", "causal")))
     return [
-        _tried(name, values, found.least, int(budget / margin), margin) for name, values in tries if values
+        {
+            "change": name,
+            "to": value,
+            "peak_bytes": peak,
+            "needed_bytes": math.ceil(peak * margin),
+            "fits": peak <= room,
+        }
+        for name, value, peak in tried
+        if peak < least.peak_bytes
     ]
 
 
-def _halves(number: int) -> list[int]:
-    """n/2, n/4, ... 1."""
-    return [number >> k for k in range(1, number.bit_length())]
+def _largest(at: Callable[[int], int], whole: int, peak: int, room: float) -> tuple[int | str, int]:
+    """The largest number below ``whole`` whose peak fits, and that peak; 1 if none does.
 
-
-def _tried(
-    name: str, values: list[tuple[Any, Subject, Workload]], least: Order, room: int, margin: float
-) -> dict[str, Any]:
-    """The first value that fits, or the last one tried."""
-    peaks: dict[Any, int] = {}
-    for value, subject, work in values:
-        peaks[value] = peak_of(subject, work, least)
-        if peaks[value] <= room:
-            break
-    value, peak = list(peaks.items())[-1]
-    needed = -int(-peak * margin // 1)
-    return {"change": name, "to": value, "peak_bytes": peak, "needed_bytes": needed, "fits": peak <= room}
+    Peaks grow in a line or faster, so the line from 1 to ``whole`` lies above them and errs safely.
+    """
+    least = at(1) if whole > 1 else peak
+    guess = 1 + math.floor((whole - 1) * (room - least) / max(1, peak - least))
+    if guess <= 1:
+        return 1, least
+    return guess, at(guess)
 
 
 def peak_of(subject: Subject, work: Workload, order: Order) -> int:

@@ -88,11 +88,19 @@ class Subject:
 
 @dataclass(frozen=True)
 class Stage:
-    """A cut model of fake tensors with one batch of them; good inside :func:`staged` alone."""
+    """A cut model of fake tensors with one batch of them; good inside :func:`staged` alone.
+
+    Attributes:
+        model: the model.
+        inputs: the batch.
+        loss: of the model's output.
+        alike: whether the activation is of one shape at every boundary.
+    """
 
     model: CutModel
     inputs: Inputs
     loss: Loss
+    alike: bool
 
 
 @contextmanager
@@ -122,7 +130,7 @@ def staged(subject: Subject, work: Workload) -> Iterator[Stage]:
             last = output[:, -1] if output.ndim == 3 else output
             return torch.nn.functional.cross_entropy(last.float(), targets)
 
-        yield Stage(model, _inputs(model, subject, work, headed), loss)
+        yield Stage(model, _inputs(model, subject, work, headed), loss, subject.sample is None)
 
 
 def _inputs(model: CutModel, subject: Subject, work: Workload, headed: bool) -> Inputs:

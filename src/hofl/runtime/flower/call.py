@@ -24,7 +24,7 @@ from hofl.runtime.local import redact
 from hofl.runtime.meter import Meter
 from hofl.schema import FleetConfig
 
-LOOK, SLOWEST = 0.03, 1.0
+LOOK, SLOWEST = 0.05, 1.0
 """Seconds between two looks for answers: at first, and at most."""
 
 LINE, SOON = 10.0, 2.0

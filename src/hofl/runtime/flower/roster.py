@@ -93,12 +93,14 @@ class Roster:
         """Hold a client to what it said before, and to the data that the run's configuration deals it."""
         before, dealt = self.joined.get(number), len(self.task.shards[number])
         if before is not None:
-            for name in ("examples", "data", "boundary"):
+            for name in ("examples", "data", "boundary", "memory"):
                 was, now = getattr(before, name), getattr(said, name)
                 if was != now:
                     raise RecordError(f"{said.client}: its {name} is {now}, it was {was} when this run began")
-        elif self.config.cohort.assign == "declared" and said.boundary < 0:
-            raise RecordError(f"{said.client}: declares no boundary; set device.boundary in its node file")
+        elif self.config.cohort.assign == "declared" and said.boundary < 0 and not said.memory:
+            raise RecordError(
+                f"{said.client}: declares neither boundary nor memory; set one in [device] of its node file"
+            )
         elif self.config.partition.kind != "nodes" and said.examples != dealt:
             raise RecordError(f"{said.client}: has {said.examples} examples, this run deals it {dealt}")
 
@@ -120,20 +122,29 @@ class Roster:
         return capped(told) if self.config.cohort.weighting == "examples" else told
 
     def declared(self) -> Sequence[int] | None:
-        """The boundary that each client declared; None where the run does not ask.
+        """The boundary that each client declared, -1 where its memory decides; None if the run does not ask.
 
         Raises:
-            ConfigError: a client declares none, or has not joined.
+            ConfigError: a client declares neither, or has not joined.
         """
         if self.config.cohort.assign != "declared":
             return None
         told = [self.joined[i].boundary if i in self.joined else -1 for i in range(len(self.task.clients))]
-        if -1 in told:
+        silent = [
+            i for i, (b, m) in enumerate(zip(told, self.memory() or (), strict=True)) if b < 0 and not m
+        ]
+        if silent:
             raise ConfigError(
-                f"cohort.assign = 'declared', but {self.task.clients[told.index(-1)]} declares no boundary: "
-                "set device.boundary in its node file"
+                f"cohort.assign = 'declared', but {self.task.clients[silent[0]]} declares neither a boundary "
+                "nor memory, or has not joined: set one in [device] of its node file"
             )
         return told
+
+    def memory(self) -> Sequence[int] | None:
+        """Bytes that each client may use, 0 for no limit; None where the run does not ask."""
+        if self.config.cohort.assign != "declared":
+            return None
+        return [self.joined[i].memory if i in self.joined else 0 for i in range(len(self.task.clients))]
 
     def begin(self, where: Path) -> None:
         """The run folder is there: from now on what is known is stored in it."""

@@ -118,11 +118,12 @@ def play(order: Order, grid: Grid) -> None:
     def _call(session: Session, meter: Meter) -> Call:
         limits = _limits(session)
         fleet.meter, fleet.inbox.limit = meter, max(limits.values())
-        fleet.limit = lambda client: limits[session.boundaries[client]]
+        cuts = [segment.boundaries for segment in session.segments]
+        fleet.limit = lambda client: max(limits[c[client]] for c in cuts if c[client] in limits)
         return fleet.call
 
     engine = Engine(SAYS[order.kind], _call, apart=order.kind == "deployment")
-    session = prepare(config, engine, task, roster.declared())
+    session = prepare(config, engine, task, roster.declared(), roster.memory())
     train(session, order.out, order.resume, order.json, lambda: roster.begin(order.out))
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``hofl profile``: the memory of a run's participations, measured beside the plan."""
+
+from typing import Annotated, Any
+
+import typer
+
+from hofl.commands.output import print_json, print_table, quiet_libraries, say
+from hofl.commands.plan import progress
+from hofl.report.tables import Table, size
+
+
+def profile(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="CONFIG [section.key=value ...]", help="A run's TOML file, then overrides."),
+    ],
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Processes a boundary; the most counts.")
+    ] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Measure a complete participation of each boundary in isolated processes, beside the plan."""
+    from hofl.commands.run import given
+    from hofl.config import load
+
+    file, overrides = given(arguments, None)
+    config = load(file, overrides)
+    quiet_libraries()
+    from hofl.memory.profile import profile as measure
+
+    tell = progress("measuring", json)
+    rows = measure(config, file, repeats, tell)
+    tell("")
+    if json:
+        return print_json({"config": file, "rows": rows})
+    print_table(table(rows))
+    counted = "tracked storages, without NumPy's arrays" if rows[0]["device"] == "cpu" else "CUDA's allocator"
+    say(
+        f"measured: the model and {counted}; the most of {repeats} processes, one complete participation each"
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """Plan and measurement side by side."""
+    columns = ("participation", "batches", "attention", "plan", "measured", "plan / measured", "resident set")
+    cells = tuple(
+        (
+            row["label"],
+            f"{row['batch']} x {row['length']}" if row["length"] else str(row["batch"]),
+            row["attention"],
+            size(row["planned_storages"]),
+            size(row["tracked_bytes"]),
+            f"{row['ratio']:.3f}",
+            size(row["rss_bytes"]),
+        )
+        for row in rows
+    )
+    return Table("memory of one participation", columns, cells, frozenset({0, 1, 2}))
