@@ -16,6 +16,7 @@ from hofl.commands.keys import keys
 from hofl.commands.listing import list_
 from hofl.commands.node import node
 from hofl.commands.plan import plan
+from hofl.commands.profile import profile
 from hofl.commands.replay import replay
 from hofl.commands.run import run
 from hofl.commands.sampling import sampling
@@ -32,6 +33,7 @@ app.command("compare")(compare)
 app.command("replay")(replay)
 app.command("export")(export)
 app.command("plan")(plan)
+app.command("profile")(profile)
 app.command("sampling")(sampling)
 app.command("theory")(theory)
 app.command("server")(server)

@@ -186,6 +186,7 @@ def test_a_bent_line_and_a_short_model_are_traced_everywhere() -> None:
     assert sorted(traced) == list(range(1, lines.FEW + 1))
 
 
+@pytest.mark.slow
 def test_lines_of_a_real_family_agree_with_a_trace_of_each_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten layers with sliding and full attention in turn."""
     from hofl.models.tiny import tiny_config

@@ -62,12 +62,12 @@ def test_the_smallest_boundary_of_each_estimator(found: Plan) -> None:
 
 def test_what_to_change_when_nothing_fits(found: Plan) -> None:
     least = found.least
-    budget = found.backbone + (least.peak_bytes - found.backbone) * 3 // 4
+    budget = found.backbone + (least.peak_bytes - found.backbone) * 9 // 10
     answer = recommend(found, budget, margin=1.0)
     assert not answer["fits"] and answer["needed_bytes"] == least.peak_bytes
     changes = {item["change"]: item for item in answer["change"]}
     assert set(changes) == {"batch", "length", "rank"} and changes["length"]["fits"]
-    assert changes["batch"]["fits"] and changes["batch"]["to"] == 3
+    assert changes["batch"]["fits"] and changes["batch"]["to"] == 3  # of 4, for a tenth less
     assert changes["batch"]["peak_bytes"] <= budget < least.peak_bytes
     halved = replace(WORK, batch=changes["batch"]["to"])
     assert peak_of(found.subject, halved, least) == changes["batch"]["peak_bytes"]

@@ -14,30 +14,12 @@ from pydantic_core import PydanticCustomError
 
 from hofl import config as settings
 from hofl.errors import ConfigError
+from hofl.memory.units import bytes_of
 from hofl.schema import Count, Natural
 from hofl.tasks.files import CLIENT_ID
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-UNITS |= {f"{name}i": 2 ** (10 * place) for place, name in enumerate("kmgt", 1)}
-"""Bytes of a unit, by what stands before the B."""
-
-_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt]?i?)b", re.IGNORECASE | re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):(\d{1,5})", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-
-
-def bytes_of(text: str) -> int:
-    """The bytes of a size such as ``2 GiB`` or ``512MB``; 0 for an empty text.
-
-    Raises:
-        ValueError: what is allowed.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    unit = UNITS.get(found[2].lower()) if found else None
-    size = int(float(found[1]) * unit) if found and unit else 0
-    if text and not size:
-        raise ValueError('must be a size such as "2 GiB" or "512 MB", or "" for no limit')
-    return size
 
 
 def _size(text: str) -> str:
