@@ -17,7 +17,7 @@ from hofl.runtime.local import redact
 ROLL_CALL = 1.0
 """Seconds between two looks for new nodes."""
 
-PACE, QUICKEST = 0.03, 0.06
+PACE, QUICKEST = 0.02, 0.05
 """Seconds between a node's looks for a message: for each node of a run, as one server serves them all, and
 at least."""
 

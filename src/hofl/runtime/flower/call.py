@@ -17,14 +17,14 @@ from flwr.app import Message
 from hofl.core.record import Record
 from hofl.errors import RecordError
 from hofl.protocol.base import Replies, shown
-from hofl.runtime.flower.attendance import NAMED, Attendance, said
+from hofl.runtime.flower.attendance import NAMED, ROLL_CALL, Attendance, said
 from hofl.runtime.flower.internal import BROKEN, NODE_GONE, Inbox
 from hofl.runtime.flower.wire import Envelope, seal, unseal
 from hofl.runtime.local import redact
 from hofl.runtime.meter import Meter
 from hofl.schema import FleetConfig
 
-LOOK, SLOWEST = 0.05, 1.0
+LOOK, SLOWEST = 0.03, 1.0
 """Seconds between two looks for answers: at first, and at most."""
 
 LINE, SOON = 10.0, 2.0
@@ -128,7 +128,8 @@ class Fleet:
             now = time.monotonic() - begun
             if now > seconds:
                 break
-            self._recall(questions)
+            if now > ROLL_CALL:
+                self._recall(questions)
             self._push(questions, replies, seconds - now)
             answers = self._take(questions)
             for client, answer in answers.items():
@@ -146,7 +147,6 @@ class Fleet:
         """Wait, up to ``fleet.join`` seconds, until a quorum is there: without it a round is void."""
         begun, told = time.monotonic(), SOON
         while (now := time.monotonic() - begun) < self.settings.join:
-            self.present.roll_call()
             welcome = [client for client in clients if self.present.unwelcome(client) is None]
             there = sum(client in self.present.nodes for client in clients)
             needed = min(self.quorum, len(welcome))
@@ -155,6 +155,7 @@ class Fleet:
             if now >= told:
                 self.present.say(f"{there} of {needed} connected (waiting {now:.0f} s)")
                 told = now + LINE
+            self.present.roll_call()
             self._take({})
             time.sleep(LOOK)
 

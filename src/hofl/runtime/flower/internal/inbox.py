@@ -8,6 +8,7 @@ that is too large, broken, or in another's name becomes an error message of its 
 
 import contextlib
 import logging
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ LOG = logging.getLogger("hofl.server")
 
 PARTS, ROOM = 32, 1 << 20
 """Objects of a small answer, and bytes of everything in it that is not its blob."""
+
+TRIES, MOMENT = 4, 0.01
+"""How often in one look a part that is on its way is asked for again, and after how many seconds."""
 
 BROKEN = 900
 """Error code of an answer that is no use to ask for again; none of Flower's."""
@@ -130,13 +134,18 @@ class Inbox:
         if len(parcel.missing) + len(parcel.contents) > PARTS + self.limit // CHUNK:
             raise Broken(f"an answer of {len(parcel.missing)} parts")
         where = self._where
+        tries = TRIES
         while parcel.missing:
             name = parcel.missing[-1]
             part = client.PullObject(PullObjectRequest(object_id=name, **where))
             if not part.object_found:
                 raise Broken("a part of an answer is gone")
-            if not part.object_available:
+            if not part.object_available and not tries:
                 return None
+            if not part.object_available:  # its sender is at it: a moment is less than another look
+                tries -= 1
+                time.sleep(MOMENT)
+                continue
             parcel.contents[name] = part.object_content
             parcel.size += len(part.object_content)
             if parcel.size > self.limit + ROOM:
