@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import scratch_app
+from fleet import children, free_port
 
 from hofl.commands.server import server
 from hofl.errors import ConfigError
@@ -24,23 +25,6 @@ from hofl.runtime.flower import keys
 from hofl.runtime.flower.processes import alive
 
 SCRIPT = Path(__file__).with_name("serve_scratch.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def children(pid: int) -> dict[int, str]:
-    """Command lines of a process's children."""
-    try:
-        numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return {
-            int(n): Path(f"/proc/{n}/cmdline").read_bytes().replace(b"\0", b" ").decode() for n in numbers
-        }
-    except OSError:
-        return {}
 
 
 @dataclass

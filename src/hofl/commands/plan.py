@@ -150,11 +150,11 @@ def progress(doing: str, quiet: bool) -> Callable[[str], None]:
     if quiet or not sys.stderr.isatty():
         return lambda what: None
 
-    def tell(what: str) -> None:
+    def _tell(what: str) -> None:
         sys.stderr.write(f"\r\x1b[K{doing} {what} ..." if what else "\r\x1b[K")
         sys.stderr.flush()
 
-    return tell
+    return _tell
 
 
 def _draw(found: "Plan", budgets: dict[str, int], out: Path) -> None:

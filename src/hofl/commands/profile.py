@@ -21,10 +21,10 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Measure a complete participation of each boundary in isolated processes, beside the plan."""
-    from hofl.commands.run import given
+    from hofl.commands.arguments import named
     from hofl.config import load
 
-    file, overrides = given(arguments, None)
+    file, overrides = named(arguments)
     config = load(file, overrides)
     quiet_libraries()
     from hofl.memory.profile import profile as measure

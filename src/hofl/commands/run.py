@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from hofl.commands.arguments import Arguments, Out, Resume, given
 from hofl.commands.output import console, print_json, print_table, quiet_libraries, require_flower, say, warn
 
 if TYPE_CHECKING:
@@ -21,19 +22,9 @@ ENGINES = ("local", "flower-simulation")
 
 
 def run(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CONFIG [section.key=value ...]", help="A TOML file, then settings that override it."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Run folder, new or empty [default: runs/<task>-<algorithm>-<seed>]."),
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on in this run folder; CONFIG may be left out.")
-    ] = None,
+    arguments: Arguments = None,
+    out: Out = None,
+    resume: Resume = None,
     engine: Annotated[
         str, typer.Option("--engine", help="local, or flower-simulation (Ray processes on this machine).")
     ] = "local",
@@ -44,18 +35,11 @@ def run(
     """Run a configuration, or resume a run."""
     if engine not in ENGINES:
         raise click.BadParameter(f"'{engine}': use {' or '.join(ENGINES)}", param_hint="--engine")
-    from hofl.config import load, placed
-    from hofl.runtime.start import refuse_folder
-
-    file, overrides = given(arguments or [], resume)
-    config = load(file, overrides)
-    if resume and out and resume.resolve() != out.resolve():
-        raise click.UsageError("--out and --resume name two folders; give one of them")
-    where = resume or out or Path("runs") / f"{config.task.name}-{config.algorithm}-{config.seed}"
-    refuse_folder(where, resume is not None)
+    file, overrides, config, where = given(arguments, out, resume)
     quiet_libraries()
     if engine != "local":
         return _simulate(config, where, resume is not None, json)
+    from hofl.config import placed
     from hofl.session import prepare  # only now PyTorch: what is wrong above was said at once
 
     if config.model.source and not json:
@@ -75,22 +59,6 @@ def _simulate(config: "Config", where: Path, resume: bool, json: bool) -> None:
     code, message = simulate(Order(config, where, resume, kind="simulation", json=json))
     if code:
         raise (HoflError if code == 2 else RunFailed)(message)
-
-
-def given(arguments: list[str], resume: Path | None) -> tuple[str, list[str]]:
-    """The configuration's file, a resumed run's own if none is named, and the overrides.
-
-    Raises:
-        UsageError: neither is named. ConfigError: there is nothing to resume.
-    """
-    from hofl.runtime.start import refuse_folder
-
-    if arguments and "=" not in arguments[0]:
-        return arguments[0], arguments[1:]
-    if resume is None:
-        raise click.UsageError("CONFIG is missing: give a .toml file, or --resume a run folder")
-    refuse_folder(resume, True)
-    return str(resume / "config.toml"), arguments
 
 
 def train(

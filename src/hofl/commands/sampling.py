@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from hofl.commands.arguments import Required
 from hofl.commands.output import print_json, print_table, quiet_libraries, say
 from hofl.errors import ConfigError
 from hofl.report.tables import Table, number, size
@@ -25,12 +26,7 @@ Profile = Mapping[int, float]
 
 
 def sampling(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CONFIG [section.key=value ...]", help="A TOML file, then settings that override it."
-        ),
-    ],
+    arguments: Required,
     beta: Annotated[
         list[float] | None,
         typer.Option("--beta", help="A preference; once for each [0 0.25 0.5 0.75]."),

@@ -7,27 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
+from hofl.commands.arguments import Arguments, Out, Resume, given
 from hofl.commands.output import pass_on, require_flower, warn
-from hofl.commands.run import given
 
 if TYPE_CHECKING:
     from hofl.runtime.flower.keys import KeyFolder
 
 
 def server(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CONFIG [section.key=value ...]", help="A TOML file, then settings that override it."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Run folder, new or empty [default: runs/<task>-<algorithm>-<seed>]."),
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on in this run folder; CONFIG may be left out.")
-    ] = None,
+    arguments: Arguments = None,
+    out: Out = None,
+    resume: Resume = None,
     keys: Annotated[
         Path | None, typer.Option("--keys", help="Key folder of hofl keys: TLS, and nodes known by key.")
     ] = None,
@@ -44,17 +34,11 @@ def server(
     ] = False,
 ) -> None:
     """Serve a run to nodes, or go on with it."""
-    from hofl.config import dump, load
-    from hofl.runtime.start import refuse_folder
+    from hofl.config import dump
 
     if keys and insecure:
         raise click.UsageError("--keys and --insecure contradict each other; give one of them")
-    if resume and out and resume.resolve() != out.resolve():
-        raise click.UsageError("--out and --resume name two folders; give one of them")
-    file, overrides = given(arguments or [], resume)
-    config = load(file, overrides)
-    where = resume or out or Path("runs") / f"{config.task.name}-{config.algorithm}-{config.seed}"
-    refuse_folder(where, resume is not None)
+    _, _, config, where = given(arguments, out, resume)
     require_flower()
     from hofl.runtime.flower.job import Job
     from hofl.runtime.flower.processes import require_free

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hofl.commands.arguments import Required
 from hofl.commands.output import print_json, print_table, quiet_libraries, say
 from hofl.errors import ConfigError
 from hofl.report.tables import Table, number
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def theory(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CONFIG [section.key=value ...]", help="A TOML file, then settings that override it."
-        ),
-    ],
+    arguments: Required,
     smoothness: Annotated[float, typer.Option("--smoothness", help="L of a client's objective.")] = 1.0,
     surrogate: Annotated[float, typer.Option("--surrogate", help="L_s of the bottom's surrogate.")] = 1.0,
     variance: Annotated[float, typer.Option("--variance", help="sigma^2 of a minibatch gradient.")] = 1.0,

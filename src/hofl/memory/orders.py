@@ -196,18 +196,18 @@ def single(stage: Stage, costs: Costs, like: Order) -> Order:
 def _tops(stage: Stage, costs: Costs) -> lines.Trace:
     z = stage.model.bottom(stage.inputs, 1) if stage.alike else None
 
-    def trace(boundary: int) -> tuple[int, ...]:
+    def _trace(boundary: int) -> tuple[int, ...]:
         return (top(stage.model, stage.inputs, boundary, stage.loss, z),)
 
-    return lines.line(trace, lines.deep(costs.blocks), costs.blocks, costs.resident)
+    return lines.line(_trace, lines.deep(costs.blocks), costs.blocks, costs.resident)
 
 
 def _bottoms(stage: Stage, costs: Costs, estimator: str) -> lines.Trace:
-    def trace(boundary: int) -> tuple[int, ...]:
+    def _trace(boundary: int) -> tuple[int, ...]:
         found = bottom(stage.model, stage.inputs, boundary, estimator, costs.work.probes)
         return found.anchor, found.held, found.probes
 
-    return lines.line(trace, lines.shallow(costs.blocks), costs.blocks, costs.resident)
+    return lines.line(_trace, lines.shallow(costs.blocks), costs.blocks, costs.resident)
 
 
 def first_orders(stage: Stage, costs: Costs, checkpointing: Sequence[bool], told: Told) -> Iterator[Order]:

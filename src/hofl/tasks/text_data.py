@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
 from hofl.tasks import files, nodes, partition
+from hofl.tasks.facts import data_facts
 from hofl.tasks.files import Source, Table
-from hofl.tasks.metrics import majority_class
 from hofl.tasks.templates import Template, class_ids, label_names, template
 
 
@@ -224,32 +224,14 @@ def _facts(
     chosen: Template, names: Sequence[str], train: Examples | None, evaluation: Examples | None
 ) -> dict[str, Any]:
     """What the manifest says of the data: counts and hashes, never a text; None of what is elsewhere."""
-    here = {name: part for name, part in (("train", train), ("evaluation", evaluation)) if part is not None}
-    shared = _shared(train, evaluation) if train and evaluation else None
-    return {
-        "template": chosen.id,
-        "labels": list(names),
-        "label_words": list(chosen.words),
-        "majority_class": majority_class(evaluation.labels, names) if evaluation else None,
-        "n_train": len(train.texts) if train else None,
-        "n_evaluation": len(evaluation.texts) if evaluation else None,
-        "shared_texts": shared,
-        "data_sha256": {name: _sha256(part) for name, part in here.items()},
-        "warnings": [_flatters(shared, len(here["evaluation"].texts))] if shared else [],
-    }
+    words = {"template": chosen.id, "labels": list(names), "label_words": list(chosen.words)}
+    return words | data_facts("texts", names, train, evaluation, _sha256, _shared)
 
 
 def _shared(train: Examples, evaluation: Examples) -> int:
     """How many evaluation texts are also trained on."""
     seen = {files.text_hash(*row) for row in train.texts}
     return sum(files.text_hash(*row) in seen for row in evaluation.texts)
-
-
-def _flatters(shared: int, of: int) -> str:
-    return (
-        f"{shared} of {of} evaluation texts are also in the training data: the metric "
-        "flatters; evaluate on other rows, or on split=rest of the same source"
-    )
 
 
 def _sha256(examples: Examples) -> str:

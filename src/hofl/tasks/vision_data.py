@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
 from hofl.tasks import files, nodes, partition
+from hofl.tasks.facts import data_facts
 from hofl.tasks.files import Source
 from hofl.tasks.images import Pixels, decoded
-from hofl.tasks.metrics import majority_class
 from hofl.tasks.vision_cells import pixel_hash, read_cells
 
 
@@ -218,30 +218,13 @@ def _spelled(label: Any) -> str:
 
 def _facts(names: Sequence[str], train: Images | None, evaluation: Images | None) -> dict[str, Any]:
     """What the manifest says of the data: counts and hashes, never an image; None of what is elsewhere."""
-    here = {name: part for name, part in (("train", train), ("evaluation", evaluation)) if part is not None}
-    shared = _shared(train, evaluation) if train and evaluation else None
-    return {
-        "labels": list(names),
-        "majority_class": majority_class(evaluation.labels, names) if evaluation else None,
-        "n_train": len(train.labels) if train else None,
-        "n_evaluation": len(evaluation.labels) if evaluation else None,
-        "shared_images": shared,
-        "data_sha256": {name: _sha256(part) for name, part in here.items()},
-        "warnings": [_flatters(shared, len(here["evaluation"].labels))] if shared else [],
-    }
+    return data_facts("images", names, train, evaluation, _sha256, _shared)
 
 
 def _shared(train: Images, evaluation: Images) -> int:
     """How many evaluation images are also trained on."""
     seen = set(map(pixel_hash, train.pixels))
     return sum(pixel_hash(each) in seen for each in evaluation.pixels)
-
-
-def _flatters(shared: int, of: int) -> str:
-    return (
-        f"{shared} of {of} evaluation images are also in the training data: the metric "
-        "flatters; evaluate on other rows, or on split=rest of the same source"
-    )
 
 
 def _shape_and_moments(images: Images) -> dict[str, Any]:

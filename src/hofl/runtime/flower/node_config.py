@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from hofl import config as settings
 from hofl.errors import ConfigError
 from hofl.memory.units import bytes_of
+from hofl.runtime.flower.processes import is_here
 from hofl.schema import Count, Natural
 from hofl.tasks.files import CLIENT_ID
 
@@ -191,11 +192,7 @@ def _is_address(text: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Whether ``host:port`` is this machine for certain, without asking a name server."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return is_here(address.rpartition(":")[0].strip("[]").lower())
 
 
 def _absolute(node: NodeConfig, source: _Source) -> NodeConfig:

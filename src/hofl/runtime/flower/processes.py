@@ -2,6 +2,7 @@
 """The processes of a deployment: their environment, start, life and end. None outlives its parent."""
 
 import ctypes
+import ipaddress
 import os
 import signal
 import socket
@@ -166,6 +167,14 @@ def stop_pid(pid: int, grace: float = 10.0) -> None:
             time.sleep(_POLL)
         if not alive(pid):
             return
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this machine alone for certain, without asking a name server."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def require_free(host: str, port: int) -> None:

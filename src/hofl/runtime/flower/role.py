@@ -76,6 +76,7 @@ class Run:
     Attributes:
         invitation: of the server.
         config: its configuration.
+        joined: what this client says of itself.
         task: this client's data and the model.
         number: the client's.
         actions: what it can be asked.
@@ -89,6 +90,7 @@ class Run:
 
     invitation: Invitation
     config: Config
+    joined: Joined
     task: Task
     number: int
     actions: dict[str, Action]
@@ -142,9 +144,9 @@ class Role:
         kind, run = envelope.header.get("kind"), envelope.header.get("run")
         if kind == "hello":
             invitation = Invitation.of(envelope.record())
-            joined = self._join(invitation).record().to_bytes()
+            joined = self._join(invitation).joined
             self.store.put("invitation", envelope.blob)
-            return {"status": "ok"}, joined
+            return {"status": "ok"}, joined.record().to_bytes()
         if kind != "ask":
             raise RecordError(f"a question of kind {shown(kind)}; this hofl knows hello and ask")
         known = self._known(run)
@@ -164,19 +166,14 @@ class Role:
         invitation = Invitation.of(Record.from_bytes(stored))
         if invitation.run != run:
             return None
-        self._join(invitation)
-        return self.run
+        return self._join(invitation)
 
-    def _join(self, invitation: Invitation) -> Joined:
-        me = self.me
+    def _join(self, invitation: Invitation) -> Run:
+        """The run, entered if this client is not in it."""
         if self.run is None or self.run.invitation != invitation:
             self.run = None  # lets the last run's model go before the next is loaded
             self.run = self._entered(invitation)
-        run = self.run
-        found = prints_of(run.task)
-        data = shard_print(run.task, run.number, me.salt)
-        examples = len(run.task.shards[run.number])
-        return Joined(me.client, examples, me.boundary, me.memory, me.resident, data, found)
+        return self.run
 
     def _entered(self, invitation: Invitation) -> Run:
         """Build the task of a run that this client agrees to.
@@ -195,11 +192,13 @@ class Role:
         task = pooled(config, me.build(invitation, config))
         found = prints_of(task)
         require_same(found, invitation.prints, "server")
-        me.consent.check_run(config, found["model"], len(task.shards[number]))
+        examples, data = len(task.shards[number]), shard_print(task, number, me.salt)
+        me.consent.check_run(config, found["model"], examples)
+        joined = Joined(me.client, examples, me.boundary, me.memory, me.resident, data, found)
         actions = dict(bare(config.algorithm, task.model.layout).actions)
         if probes_of(config):
             task.model.self_test(task.batch(number, 0, 1).inputs)
-        run = Run(invitation, config, task, number, actions, method.split)
+        run = Run(invitation, config, joined, task, number, actions, method.split)
         self._restore(run)
         place, sent = f"client {number} of {len(invitation.clients)}", ", ".join(leaves_device(config))
         LOG.info("joined run %s (%s) as %s; leaves here: %s", invitation.run, config.algorithm, place, sent)

@@ -7,7 +7,6 @@ write to: ``log`` for lines, ``pid``, and ``ended`` for the exit code.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ import click
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from hofl.build import pooled
+from hofl.build import pooled, run_id
 from hofl.build_task import build_task, with_sizes
 from hofl.commands.output import quiet_libraries, say
 from hofl.commands.run import train
@@ -130,8 +129,8 @@ def play(order: Order, grid: Grid) -> None:
 def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], None]) -> Fleet:
     """The clients of a run, not joined yet."""
     task = roster.task
-    labels = tuple(str(label) for label in task.facts.get("labels", ()))
-    images = told(task).get("images") or {}
+    facts = told(task)
+    labels, images = tuple(facts["names"]), facts.get("images", {})
     invitation = Invitation(_run_of(config), dump(config), task.clients, labels, images, roster.prints)
     public: dict[int, bytes] = {}
 
@@ -155,7 +154,7 @@ def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], Non
 def _run_of(config: Config) -> str:
     """The run's id for its clients: a hash of what decides its result, so that it survives a resume."""
     same = config.model_copy(update={"rounds": 1, "fleet": FleetConfig(), "run": RunConfig()})
-    return hashlib.sha256(dump(same).encode()).hexdigest()[:16]
+    return run_id(same)
 
 
 def _limits(session: Session) -> dict[int, int]:

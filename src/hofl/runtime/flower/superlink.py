@@ -2,7 +2,6 @@
 """Flower's SuperLink and SuperExec, and what is asked of them through the ``flwr`` command."""
 
 import http.client
-import ipaddress
 import json
 import secrets
 import ssl
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 import tomli_w
 
 from hofl.errors import ConfigError, RunFailed
-from hofl.runtime.flower.processes import Process, ending, environment, script, start
+from hofl.runtime.flower.processes import Process, ending, environment, is_here, script, start
 
 CONNECTION = "hofl"
 """Name of the connection in Flower's own settings."""
@@ -96,7 +95,7 @@ def require_safe(host: str, keyed: bool, insecure: bool) -> None:
     """
     if keyed:
         return
-    if not is_loopback(host):
+    if not is_here(host):
         raise ConfigError(
             f"--host {host} can be reached from other machines: give --keys FOLDER (hofl keys makes one); "
             "without TLS a server listens on 127.0.0.1 only"
@@ -105,14 +104,6 @@ def require_safe(host: str, keyed: bool, insecure: bool) -> None:
         raise ConfigError(
             "--keys is missing: hofl keys makes a key folder; or give --insecure to serve this machine alone"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def start_link(site: Site) -> Process:
