@@ -40,7 +40,7 @@ FLAT = 5.0
 STUCK = 180.0
 """Seconds without a new round after which the run counts as hung."""
 
-PARTS = {"hofl.runtime.flower.guard": "SuperLink", "flower-superexec": "SuperExec", "serverapp": "ServerApp"}
+PARTS = {"hofl.runtime.flower.link": "SuperLink", "flower-superexec": "SuperExec", "serverapp": "ServerApp"}
 """What the processes of a server are called, by what stands in their command; the last match counts."""
 
 METHOD = "ho_sfl"

@@ -19,7 +19,7 @@ from typing import Any
 
 from hofl.runtime.flower.processes import alive, start
 
-PARTS = {"link": "runtime.flower.guard", "executor": "flower-superexec", "worker": "runtime.flower.worker"}
+PARTS = {"link": "runtime.flower.link", "executor": "flower-superexec", "worker": "runtime.flower.worker"}
 """What the command lines of a server's and a node's parts contain."""
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

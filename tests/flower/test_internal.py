@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import http_grid
@@ -27,13 +28,14 @@ from hofl.runtime.flower import internal, superlink
 from hofl.runtime.flower.internal import inbox, server
 from hofl.runtime.flower.internal import node as link
 from hofl.runtime.flower.processes import stop
-from hofl.runtime.flower.wire import INLINE, seal, unseal
+from hofl.runtime.flower.wire import INLINE, MESSAGE_TYPE, seal, unseal
 
 SIZES = (0, 1 << 10, INLINE, 6_000_000)
 """Bytes of the blobs: nothing, a message of scalars, the most that travels inline, more than one chunk."""
 
 PUBLIC = ("flwr.app", "flwr.serverapp", "flwr.clientapp", "flwr.simulation")
 
+_STATE = "flwr.server.superlink.linkstate.sql_linkstate"
 _FLATTENED = "flwr.supercore.inflatable"
 CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "flwr.supernode.fleet_http_client:FleetHttpClient.from_server_address": (3, ("interceptors",)),
@@ -63,6 +65,14 @@ CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "flwr.supercore.primitives.asymmetric:generate_key_pairs": (0, ()),
     "flwr.supercore.primitives.asymmetric:public_key_to_bytes": (1, ()),
     "flwr.superlink.extensions:get_middleware": (0, ()),
+    f"{_STATE}:SqlLinkState.store_message_and_object_tree": (4, ()),
+    f"{_STATE}:SqlLinkState.store_message_ins": (2, ()),
+    f"{_STATE}:SqlLinkState.store_message_res": (2, ()),
+    f"{_STATE}:SqlLinkState.store_object": (5, ()),
+    f"{_STATE}:SqlLinkState._cleanup_push_session": (2, ("cleanup_messages",)),
+    f"{_STATE}:SqlLinkState._cleanup_expired_task_tokens": (1, ()),
+    f"{_STATE}:SqlLinkState.session": (1, ()),
+    "flwr.supercore.object_store.sql_object_store:SqlObjectStore.get_object_tree": (2, ()),
     "flwr.superlink.cli.flower_superlink:flower_superlink": (0, ()),
     "flwr.simulation:run_simulation": (3, ("backend_config",)),
 }
@@ -73,7 +83,7 @@ import json, time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 
 from hofl.runtime.flower import internal
@@ -93,7 +103,9 @@ def main(grid, context):
     def ask(**header):
         size = header["size"]
         content = seal(header, np.random.default_rng(size).bytes(size))
-        [name] = grid.push_messages([Message(content, nodes[0], MESSAGE_TYPE, ttl=60.0)])
+        message = Message(content, nodes[0], MESSAGE_TYPE, ttl=60.0)
+        whole = header.get("whole")
+        [name] = internal.push_whole(grid, [message]) if whole else grid.push_messages([message])
         return name
 
     def look(names):
@@ -104,8 +116,9 @@ def main(grid, context):
         return answers
 
     halves = [ask(size=7, half=1)]
-    for size in json.loads(context.run_config["config"]):
-        name = ask(size=size, half=0)
+    sizes = json.loads(context.run_config["config"])
+    for size, whole in [(size, 0) for size in sizes] + [(size, 1) for size in sizes[:-1]]:
+        name = ask(size=size, half=0, whole=whole)
         while name not in (answers := look([*halves, name])):
             pass
         answer = unseal(answers[name].content)
@@ -148,7 +161,7 @@ def test_every_name_that_is_imported_from_flower_is_there() -> None:
 
 def test_few_files_touch_what_is_not_public() -> None:
     private = {file for file, module, _ in imports() if module not in PUBLIC}
-    assert private == {"inbox.py", "node.py", "server.py"}
+    assert private == {"inbox.py", "link.py", "node.py", "server.py"}
 
 
 @pytest.mark.parametrize("called", CALLS)
@@ -190,6 +203,20 @@ def test_a_servers_grid_has_the_calls_that_our_inbox_makes() -> None:
     failed = inbox._failed("question", "why")
     assert failed.has_error() and failed.metadata.reply_to_message_id == "question"
     assert failed.error.code not in {value for name, value in vars(ErrorCode).items() if name.isupper()}
+
+
+def test_an_answer_that_comes_whole_is_checked_as_one_in_parts() -> None:
+    internal.enter(3, 4)
+    content = RecordDict({"hofl": ConfigRecord({"blob": bytes(2 << 20)})})
+    proto = message_to_proto(Message(content, 4, MESSAGE_TYPE, ttl=60.0))
+    unused: Any = None
+    large = inbox.Inbox(unused, limit=10)._whole("question", proto)
+    assert large.error.code == inbox.BROKEN and "at most 10 are due" in large.error.reason
+    fits = inbox.Inbox(unused, limit=3 << 20)._whole("question", proto)
+    assert fits.content.config_records["hofl"]["blob"] == bytes(2 << 20)
+    proto.content.items[0].ClearField("config_record")
+    broken = inbox.Inbox(unused, limit=3 << 20)._whole("question", proto)
+    assert broken.error.code == inbox.BROKEN and broken.metadata.reply_to_message_id == "question"
 
 
 def write_app(folder: Path) -> Path:
@@ -254,15 +281,19 @@ def test_messages_cross_a_superlink_bit_for_bit(
             if envelope.header["half"]:
                 half(connection, reply, monkeypatch)
                 continue
+            assert connection._whole == bool(envelope.header.get("whole", 0))
             heard.append((envelope, len(get_all_nested_objects(message)), len(get_all_nested_objects(reply))))
             connection.send(reply, 0.1)
     finally:
         connection.close()
-    told, heard = json.loads(out.read_bytes()), heard[: len(SIZES)]
+    told, whole, heard = json.loads(out.read_bytes()), heard[len(SIZES) : -1], heard[: len(SIZES)]
     assert [len(envelope.blob) for envelope, _, _ in heard] == list(SIZES)
-    for envelope, _, _ in heard:
+    assert [len(envelope.blob) for envelope, _, _ in whole] == list(SIZES[:-1])
+    for envelope, _, _ in (*heard, *whole):
         assert envelope.blob == np.random.default_rng(len(envelope.blob)).bytes(len(envelope.blob))
-    assert [(row["size"], row["equal"]) for row in told["found"]] == [(size, True) for size in SIZES]
+    assert [(row["size"], row["equal"]) for row in told["found"]] == [
+        (size, True) for size in (*SIZES, *SIZES[:-1])
+    ]
     assert all(max(down, up) <= 3 for envelope, down, up in heard if len(envelope.blob) <= INLINE)
     assert heard[-1][1] <= 7  # two chunks of an array, its record and the three of a small one
     assert {row["key"] for row in told["found"]} == {connection._public.hex()}

@@ -146,7 +146,7 @@ def test_a_run_survives_the_death_of_its_parts(serve: Callable[..., Served], key
         assert ask("127.0.0.1", port, "/v1/fleet/pull-messages", ca, address) not in (200, 403)
         assert ask("127.0.0.1", port, "/v1/runtime/acquire-task", ca, "127.0.0.1") == 401
 
-    served.kill("runtime.flower.guard")
+    served.kill("runtime.flower.link")
     rows = len(served.rows)
     served.until(lambda: len(served.rows) >= rows + 3)
     assert len(served.runs) == 1
@@ -186,7 +186,7 @@ def test_everything_dies_at_once_and_comes_back(serve: Callable[..., Served]) ->
     served = serve(free_port())
     served.until(lambda: len(served.rows) >= 3)
     served.kill_run()
-    served.kill("runtime.flower.guard")
+    served.kill("runtime.flower.link")
     served.kill("flower-superexec")
     served.until(lambda: len(served.runs) == 2)
     assert served.finish() == 0, served.said

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -43,6 +44,7 @@ class Attendance:
         owner: node -> the client that its key is of; None where nodes have no keys, and are believed.
         patience: seconds that a greeting waits for its answer.
         say: shows a line.
+        whole: whether the SuperLink passes on small messages whole.
         nodes: Flower's node of each client that has joined.
         refused: by node, the client it says it is and why it is not let in.
         begun: whether the wait for the first clients is over; from then on each that comes has a line.
@@ -56,12 +58,14 @@ class Attendance:
     owner: Callable[[int], str | None]
     patience: float
     say: Say
+    whole: bool = False
     nodes: dict[int, int] = field(default_factory=dict)
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     begun: bool = False
     _hellos: dict[int, str] = field(default_factory=dict)
     _present: dict[int, str] = field(default_factory=dict)
     _counted: float = -1e9
+    _quick: set[int] = field(default_factory=set)
 
     @property
     def hellos(self) -> dict[str, int]:
@@ -111,14 +115,22 @@ class Attendance:
 
     def post(self, letters: Sequence[tuple[int, RecordDict]], seconds: float) -> list[str]:
         """Give messages to Flower -> their ids, empty where one was not taken: its node has just left."""
-        if not letters:
-            return []
         messages = [Message(content, node, MESSAGE_TYPE, ttl=seconds + LATE) for node, content in letters]
-        names = [str(name or "") for name in self.grid.push_messages(messages)] or [""] * len(letters)
-        for (node, _), name in zip(letters, names, strict=True):
-            if not name:
+        quick = [
+            self.whole and node in self._quick and not content.array_records for node, content in letters
+        ]
+        names = dict.fromkeys(range(len(letters)), "")
+        for whole, push in (
+            (True, partial(internal.push_whole, self.grid)),
+            (False, self.grid.push_messages),
+        ):
+            places = [place for place, each in enumerate(quick) if each is whole]
+            if places:
+                names |= zip(places, push([messages[place] for place in places]), strict=False)
+        for place, (node, _) in enumerate(letters):
+            if not names[place]:
                 self.gone(node)
-        return names
+        return [str(name or "") for name in names.values()]
 
     def heard(self, node: int, message: Message) -> None:
         """A node's answer to the greeting: let it in, or not."""
@@ -141,6 +153,8 @@ class Attendance:
             self.say(f"refused: {error}")
             return
         self.nodes[client] = node
+        if envelope.header.get("whole") is True:
+            self._quick.add(node)
         if self.begun:
             self.say(f"{name}: connected")
 
@@ -148,6 +162,7 @@ class Attendance:
         """Forget a node: it is greeted anew when it is there."""
         self.nodes = {client: other for client, other in self.nodes.items() if other != node}
         self._hellos.pop(node, None)
+        self._quick.discard(node)
         self._counted = min(self._counted, time.monotonic() - ROLL_CALL / 2)
 
 

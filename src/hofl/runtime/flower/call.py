@@ -131,14 +131,17 @@ class Fleet:
             if now > ROLL_CALL:
                 self._recall(questions)
             self._push(questions, replies, seconds - now)
+            asked = time.monotonic()
             answers = self._take(questions)
+            waited = time.monotonic() - asked  # a SuperLink of ours lets us wait for the bell
             for client, answer in answers.items():
                 self._settle(client, answer, questions, replies)
             if questions and now - told >= LINE:
                 self._tell(action, questions, len(requests), now)
                 told = now
             if questions:
-                time.sleep(LOOK if answers else min(SLOWEST, max(LOOK, now / 20)))
+                pause = LOOK if answers else min(SLOWEST, max(LOOK, now / 20))
+                time.sleep(max(0.0, pause - waited))
         for client, question in questions.items():
             replies.failures[client] = self._given_up(client, question, seconds, len(replies.records))
         return replies

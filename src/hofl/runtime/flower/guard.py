@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m hofl.runtime.flower.guard``: ``flower-superlink`` that answers other machines as nodes only.
+"""A SuperLink's guard: other machines are answered as nodes only.
 
 One port serves nodes and whoever submits or lists runs, and a submitted run is code that the server executes;
 Flower asks nobody who submits for a name. So all but what nodes need is answered on this machine alone.
@@ -8,8 +8,6 @@ Flower asks nobody who submits for a name. So all but what nodes need is answere
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-
-from hofl.runtime.flower.internal import run_superlink
 
 _OPEN = ("/v1/fleet/", "/health")
 
@@ -53,7 +51,3 @@ def allowed(path: str, client: tuple[str, int] | None, server: tuple[str, int | 
         return ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
-
-
-if __name__ == "__main__":
-    run_superlink(Guard)

@@ -22,11 +22,11 @@ _FIXED = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONUNBUFFERED": "1",
 }
-"""Nothing calls home, nothing is installed for a run, and a task waits 0.05 s at most to be picked up."""
+"""Nothing calls home, nothing is installed for a run, and a task waits 0.5 s at most to be picked up."""
 
 _DROPPED = ("FORWARDED_ALLOW_IPS", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 """What would make a server believe what a caller says of its own address, or open a second port."""

@@ -146,7 +146,7 @@ class Role:
             invitation = Invitation.of(envelope.record())
             joined = self._join(invitation).joined
             self.store.put("invitation", envelope.blob)
-            return {"status": "ok"}, joined.record().to_bytes()
+            return {"status": "ok", "whole": self.me.resident}, joined.record().to_bytes()
         if kind != "ask":
             raise RecordError(f"a question of kind {shown(kind)}; this hofl knows hello and ask")
         known = self._known(run)

@@ -67,6 +67,7 @@ class Order:
         keys: folder with the nodes' public keys; None where nodes need none.
         kind: deployment or simulation.
         json: show the summary as JSON and nothing else.
+        whole: whether the SuperLink is one of ``hofl server``, which passes on small messages whole.
     """
 
     config: Config
@@ -75,6 +76,7 @@ class Order:
     keys: Path | None = None
     kind: str = "deployment"
     json: bool = False
+    whole: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any], kind: str) -> "Order":
@@ -88,7 +90,9 @@ class Order:
                 raise ConfigError(f"{name} is missing: give -c \"{name}='/path'\" (a path on the server)")
         out, secrets = Path(str(values["out"])), str(values.get("keys") or "")
         resume = bool(values.get("resume"))
-        return cls(load(str(values["config"])), out, resume, Path(secrets) if secrets else None, kind)
+        whole = bool(values.get("ended"))  # the supervisor's
+        config, known = load(str(values["config"])), Path(secrets) if secrets else None
+        return cls(config, out, resume, known, kind, whole=whole)
 
 
 def play(order: Order, grid: Grid) -> None:
@@ -109,7 +113,7 @@ def play(order: Order, grid: Grid) -> None:
     roster = Roster(config, pooled(config, task), prints_of(task), known)
     if order.resume:
         roster.load(order.out)
-    fleet = _fleet(config, roster, grid, show)
+    fleet = _fleet(config, roster, grid, show, order.whole)
     fleet.join(config.quorum if order.resume else None)
     if config.partition.kind == "nodes":
         task = with_sizes(task, roster.sizes())
@@ -126,7 +130,7 @@ def play(order: Order, grid: Grid) -> None:
     train(session, order.out, order.resume, order.json, lambda: roster.begin(order.out))
 
 
-def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], None]) -> Fleet:
+def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], None], whole: bool) -> Fleet:
     """The clients of a run, not joined yet."""
     task = roster.task
     facts = told(task)
@@ -147,7 +151,9 @@ def _fleet(config: Config, roster: Roster, grid: Grid, show: Callable[[str], Non
 
     greeting = invitation.record().to_bytes()
     settings = config.fleet
-    present = Attendance(grid, task.clients, invitation.run, greeting, _accept, _owner, settings.join, show)
+    present = Attendance(
+        grid, task.clients, invitation.run, greeting, _accept, _owner, settings.join, show, whole
+    )
     return Fleet(present, settings, Meter(), quorum=config.quorum)
 
 

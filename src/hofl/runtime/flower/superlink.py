@@ -108,7 +108,7 @@ def require_safe(host: str, keyed: bool, insecure: bool) -> None:
 
 def start_link(site: Site) -> Process:
     """Start a SuperLink on the site's database; it serves when :func:`wait_healthy` returns."""
-    command = [sys.executable, "-P", "-m", "hofl.runtime.flower.guard", "--isolation", "process"]
+    command = [sys.executable, "-P", "-m", "hofl.runtime.flower.link", "--isolation", "process"]
     command += ["--database", str(site.database.absolute())]
     command += ["--host", site.host, "--port", str(site.port), *_secret(site)]
     if site.keys:

@@ -42,10 +42,12 @@ def serve(role: Role, connection: internal.Connection) -> None:
     quiet = time.monotonic()
     while True:
         try:
+            asked = time.monotonic()
             message = connection.receive()
             if message is None:
-                silence = (time.monotonic() - quiet) / PATIENT
-                time.sleep(min(SLOWEST, max(FAST, role.pace, silence)))
+                now = time.monotonic()  # a SuperLink of ours has let us wait already
+                pause = min(SLOWEST, max(FAST, role.pace, (now - quiet) / PATIENT))
+                time.sleep(max(0.0, pause - (now - asked)))
                 continue
             answer(role, connection, message)
         except internal.Ended as ended:

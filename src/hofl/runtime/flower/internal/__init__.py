@@ -2,6 +2,7 @@
 """Everything of Flower that is not its public API, in one place; tests hold it to the installed version."""
 
 from hofl.runtime.flower.internal.inbox import BROKEN, Inbox
+from hofl.runtime.flower.internal.link import SERVER, run_superlink, who_pulls
 from hofl.runtime.flower.internal.node import Connection, Ended, Refused, Unreachable
 from hofl.runtime.flower.internal.server import (
     NODE_GONE,
@@ -10,13 +11,14 @@ from hofl.runtime.flower.internal.server import (
     activations,
     enter,
     public_keys,
-    run_superlink,
+    push_whole,
     simulated,
 )
 
 __all__ = [
     "BROKEN",
     "NODE_GONE",
+    "SERVER",
     "TRANSPORT",
     "Backend",
     "Connection",
@@ -27,6 +29,8 @@ __all__ = [
     "activations",
     "enter",
     "public_keys",
+    "push_whole",
     "run_superlink",
     "simulated",
+    "who_pulls",
 ]

@@ -122,8 +122,22 @@ class Inbox:
                 self._discard(client, name)  # the question's own parts, which nobody fetched
                 yield name, message_from_proto(proto)
                 continue
+            if proto.content.items:
+                yield name, self._whole(name, proto)
+                continue
             parts = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
             self._parcels[name] = Parcel(name, proto.metadata.message_id, parts)
+
+    def _whole(self, name: str, proto: Any) -> Message:
+        """An answer that came with its content, or an error in its place."""
+        try:
+            if (size := proto.ByteSize()) > self.limit + ROOM:
+                raise Broken(f"message of {size} bytes, where at most {self.limit} are due")
+            return message_from_proto(proto)
+        except Exception as error:  # of any kind, as its sender chose
+            why = str(error) if isinstance(error, Broken) else f"cannot be read: {type(error).__name__}"
+            LOG.warning("an answer is dropped: %s", why)
+            return _failed(name, why)
 
     def _opened(self, client: Any, parcel: Parcel) -> Message | None:
         """The message once all its parts are here; None while one is on its way.

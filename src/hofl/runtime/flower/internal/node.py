@@ -17,7 +17,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -27,6 +27,7 @@ from flwr.proto.fleet_pb2 import (
     UnregisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
@@ -116,7 +117,7 @@ class Connection:
         )
         self._calls = {name: self._steady(getattr(self._client, name)) for name in _CALLS}
         self._stop = threading.Event()
-        self._alive, self._doubt = True, False
+        self._alive, self._doubt, self._whole = True, False, False
         self.node = 0
 
     def _steady(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -186,7 +187,10 @@ class Connection:
             ):  # it counts a message as delivered that was lost on the way: let it be asked again
                 raise Refused("the server was away in the middle of an answer")
             return None
-        run, tree = answer.messages_list[0].metadata.run_id, answer.message_object_trees[0]
+        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
+        run, self._whole = proto.metadata.run_id, bool(proto.content.items)
+        if self._whole:
+            return message_from_proto(proto)
         try:
             pulled = pull_and_inflate_object_from_tree(
                 tree,
@@ -201,22 +205,27 @@ class Connection:
         return pulled
 
     def send(self, reply: Message, seconds: float = 0.0) -> None:
-        """Push a reply, with the seconds that it took to make.
+        """Push a reply, with the seconds that it took to make; whole, where the question was and it is small.
 
         Raises:
             Refused, Unreachable, Ended: as :meth:`receive`.
         """
         reply.metadata.__dict__["_message_id"] = reply.object_id
+        whole = self._whole and not reply.content.array_records
         with no_object_id_recompute():
+            tree = ObjectTree(object_id=reply.object_id) if whole else get_object_tree(reply)
+            proto = message_to_proto(reply if whole else remove_content_from_message(reply))
             node, run = Node(node_id=self.node), reply.metadata.run_id
             answer = self._calls["PushMessages"](
                 PushMessagesRequest(
                     node=node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
-                    message_object_trees=[get_object_tree(reply)],
+                    messages_list=[proto],
+                    message_object_trees=[tree],
                     clientapp_runtime_list=[seconds],
                 )
             )
+            if whole:
+                return
             push_objects(
                 get_all_nested_objects(reply),
                 make_push_object_fn_protobuf(self._calls["PushObject"], node, run, answer.session_id),

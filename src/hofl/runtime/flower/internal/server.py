@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server asks of Flower beside its public API."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
+from flwr.app import Message
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
-
-from hofl.errors import RunFailed
 
 NODE_GONE = int(ErrorCode.NODE_UNAVAILABLE)
 """Flower's error where a node left with a question."""
@@ -20,23 +23,6 @@ Backend = BackendConfig
 
 TRANSPORT = (httpx.TransportError, httpx.HTTPStatusError)
 """What a grid raises when the SuperLink is away for good, or no longer knows the run."""
-
-
-def run_superlink(guard: Any) -> None:
-    """Be ``flower-superlink``, with this process's arguments and an ASGI middleware before everything.
-
-    Raises:
-        RunFailed: this Flower has no place for one.
-    """
-    from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from starlette.middleware import Middleware
-
-    others = getattr(extensions, "get_middleware", None)
-    if others is None:
-        raise RunFailed("this flwr has no get_middleware: install the version that hofl asks for")
-    extensions.get_middleware = lambda: (Middleware(guard), *others())
-    flower_superlink()
 
 
 def public_keys(grid: Grid) -> dict[int, bytes]:
@@ -61,3 +47,17 @@ def simulated(grid: Grid) -> bool:
 def enter(run: int, node: int) -> None:
     """Say of which run and node the messages are that this process makes."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 0
+
+
+def push_whole(grid: Grid, messages: Sequence[Message]) -> list[str]:
+    """Push messages with their content, in one request -> their ids, empty where one was not taken.
+
+    Only a SuperLink that :mod:`hofl.runtime.flower.internal.link` runs passes them on.
+    """
+    client: Any = getattr(grid, "_runtime_client")  # noqa: B009
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = message.object_id
+    protos = [message_to_proto(message) for message in messages]
+    trees = [ObjectTree(object_id=message.metadata.message_id) for message in messages]
+    request = PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
+    return list(client.PushMessages(request).message_ids)
