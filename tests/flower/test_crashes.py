@@ -118,8 +118,8 @@ def test_a_line_that_is_cut_and_healed_shows_in_nothing(fleet: Fleet, alone: Alo
         assert server.count("client-1: lost on the way") == (seconds > 20)
 
 
-MESSAGE = range(300, 500)
-"""Bytes that tell a node of a message; that there is none has 174, and opening a connection over 500."""
+MESSAGE = range(3000, 9000)
+"""Bytes that bring a node a question; all else that it is sent is smaller."""
 
 
 @pytest.mark.slow

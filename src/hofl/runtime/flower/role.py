@@ -14,11 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from flwr.app import RecordDict
 
+from hofl import __version__
 from hofl.algorithms import ALGORITHMS
 from hofl.build import leaves_device, pooled, probes_of
 from hofl.config import Config, parse
 from hofl.core.record import Record
-from hofl.errors import ClientError, DataError, HoflError, RecordError
+from hofl.errors import ClientError, ConfigError, DataError, HoflError, RecordError
 from hofl.protocol.base import Action, Memory, shown
 from hofl.runtime.flower.consent import Consent
 from hofl.runtime.flower.join import Invitation, Joined, numbered, prints_of, require_same, shard_print
@@ -181,7 +182,7 @@ class Role:
         Raises:
             HoflError, ClientError: it cannot or will not take part; the message says why.
         """
-        me, config = self.me, parse(invitation.config, "the server's configuration")
+        me, config = self.me, _understood(invitation.config)
         number, method = numbered(invitation.clients, me.client), ALGORITHMS[config.algorithm]
         if method.split and not me.resident:
             raise ClientError(
@@ -248,3 +249,16 @@ class Role:
             answer = arrays.pop("digests/answer")
             run.memory.kept = Record(arrays, v["kept"])
             run.last = (v["name"], v["header"], answer.tobytes())
+
+
+def _understood(config: str) -> Config:
+    """The server's configuration.
+
+    Raises:
+        ConfigError: it says what this version does not know.
+    """
+    try:
+        return parse(config, "the server's configuration")
+    except ConfigError as error:
+        why = f"{error}; this node has hofl {__version__}: install the server's version on both"
+        raise ConfigError(why) from None
