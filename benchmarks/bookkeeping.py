@@ -55,7 +55,7 @@ def measure(clients: int) -> tuple[float, float]:
     task = synthetic_task(Partition(clients=clients), seed=1, rows=max(clients, 400), evaluation_rows=40)
     algorithm, meter = idle(), Meter()
 
-    def draw(round: int, attempt: int) -> list[int]:
+    def draw(round: int, attempt: int, state: Record) -> list[int]:
         return [int(word % clients) for word in Key.of(1, "cohort_order", round, attempt).words(0, COHORT)]
 
     call = local_call(task, algorithm.actions, meter)

@@ -20,6 +20,7 @@ from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.ho_fl import Boundaries
 from hofl.build import OUT, Draw, active, boundaries_of, build_draw, build_policy, deal
 from hofl.config import Config
+from hofl.core.record import Record
 from hofl.core.sampling import Policy
 from hofl.errors import ConfigError, RecordError
 from hofl.memory.units import bytes_of
@@ -245,13 +246,13 @@ def at(segments: Sequence[Segment], round_number: int) -> Segment:
 
 
 def draw_of(config: Config, task: Task, segments: Sequence[Segment]) -> Draw:
-    """Who takes part in a round: a pure function of (seed, round, attempt)."""
+    """Who takes part in a round: a pure function of (seed, round, attempt, state before it)."""
     sizes = [len(shard) for shard in task.shards]
     draws = {s.first: build_draw(config, s.policy, sizes, s.boundaries) for s in segments}
 
-    def draw(round_number: int, attempt: int = 0) -> list[int]:
+    def draw(round_number: int, attempt: int = 0, state: Record | None = None) -> list[int]:
         """The cohort by the policy of the round's segment."""
-        return draws[at(segments, round_number).first](round_number, attempt)
+        return draws[at(segments, round_number).first](round_number, attempt, state)
 
     return draw
 

@@ -10,25 +10,29 @@ import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.ho_fl import Boundaries
+from hofl.algorithms.ho_fl import Boundaries, ho_fl
+from hofl.checks import TEXTS
 from hofl.config import Config, OptimizerConfig, cohort_size, dump
 from hofl.core.directions import Directions
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
 from hofl.core.optimizers import Optimizer
+from hofl.core.record import Record
 from hofl.core.sampling import Policy, dimension_aware, uniform
 from hofl.errors import ConfigError
 from hofl.models.forward_mode import LossSurrogate
 from hofl.protocol.aggregate import Training
 from hofl.protocol.base import Algorithm
+from hofl.protocol.measuring import Preferred, measured_in
 from hofl.protocol.probing import Probing, Shared
 from hofl.protocol.split import Split
 from hofl.tasks.base import Batch, Task
 from hofl.theory.schedules import Schedule, policy_of_round, preference
 
 Inputs = dict[str, torch.Tensor]
-Draw = Callable[[int, int], list[int]]
-"""``draw(round, attempt)`` -> the client numbers of a cohort, ascending."""
+Draw = Callable[..., list[int]]
+"""``draw(round, attempt=0, state=None)`` -> the client numbers of a cohort, ascending; the state is the one
+before the round, and only a measured schedule reads it."""
 
 OUT = -1
 """In the place of a boundary: none yet, or none at all, for a client that is left out."""
@@ -54,13 +58,16 @@ def run_id(config: Config) -> str:
     return hashlib.sha256(dump(config).encode()).hexdigest()[:16]
 
 
-def build_algorithm(config: Config, task: Task, boundaries: Boundaries) -> Algorithm:
+def build_algorithm(
+    config: Config, task: Task, boundaries: Boundaries, preferred: Preferred | None = None
+) -> Algorithm:
     """The algorithm a configuration names, for a :func:`pooled` task.
 
     Args:
         config: the whole.
         task: its model, and the sizes of its shards.
         boundaries: one a client, or, for HO-FL alone, one for each round and client.
+        preferred: of HO-FL, where its rounds are measured: whom the policy prefers.
     """
     training = Training(
         seed=config.seed,
@@ -74,11 +81,14 @@ def build_algorithm(config: Config, task: Task, boundaries: Boundaries) -> Algor
     )
     zo, split = config.zo, config.split
     optimizer = optimizer_of(config.bottom_optimizer)
+    probing = Probing(zo.estimator or "forward", zo.probes, zo.radius, zo.directions, optimizer)
+    if preferred:
+        return ho_fl(task.model.layout, boundaries, training, probing, preferred)
     return ALGORITHMS[config.algorithm].build(
         layout=task.model.layout,
         boundaries=boundaries,
         training=training,
-        probing=Probing(zo.estimator or "forward", zo.probes, zo.radius, zo.directions, optimizer),
+        probing=probing,
         split=Split(task, **split.model_dump()),
         shared=Shared(split.history, zo.average, zo.curvature, zo.curvature_floor, zo.curvature_every),
         proximal=config.local.proximal,
@@ -100,7 +110,7 @@ def steps_of(config: Config) -> int:
 def leaves_device(config: Config) -> tuple[str, ...]:
     """What a client sends, in words."""
     method = ALGORITHMS[config.algorithm]
-    texts = config.task.name == "text"
+    texts = config.task.name in TEXTS
     sent = tuple(what for what in method.leaves_device if texts or "texts" not in what)
     if method.estimators and not probes_of(config):
         sent = sent[-1:] if method.boundary == "each" else tuple(s for s in sent if "scalars" not in s)
@@ -260,14 +270,29 @@ def active(sizes: list[int], boundaries: Sequence[int] = ()) -> list[int]:
     return [client for client, size in enumerate(sizes) if size and client not in left_out]
 
 
-def build_draw(config: Config, policy: Policy, sizes: list[int], boundaries: Sequence[int] = ()) -> Draw:
-    """Who takes part in a round: a pure function of (seed, round, attempt)."""
-    able, cohort = active(sizes, boundaries), config.cohort
-    schedule = Schedule(cohort.schedule, cohort.preference, cohort.final)
+def preference_of(config: Config, policy: Policy, round_number: int, state: Record | None = None) -> float:
+    """Beta in force in a round, by the schedule; 0 where nobody is preferred.
 
-    def _draw(round_number: int, attempt: int = 0) -> list[int]:
-        beta = preference(schedule, round_number, config.rounds, len(able))
-        now = policy if schedule.kind == "constant" else policy_of_round(policy, beta)
+    Args:
+        config: its cohort and rounds.
+        policy: of the round's segment.
+        round_number: from 1.
+        state: before the round; a measured schedule without one is at its start.
+    """
+    if not policy.preferred:
+        return 0.0
+    schedule = Schedule(config.cohort.schedule, config.cohort.preference, config.cohort.final)
+    return preference(schedule, round_number, config.rounds, len(policy.shares), measured_in(state))
+
+
+def build_draw(config: Config, policy: Policy, sizes: list[int], boundaries: Sequence[int] = ()) -> Draw:
+    """Who takes part in a round: a pure function of (seed, round, attempt, state before it)."""
+    able, constant = active(sizes, boundaries), config.cohort.schedule == "constant"
+
+    def _draw(round_number: int, attempt: int = 0, state: Record | None = None) -> list[int]:
+        now = policy
+        if not constant:
+            now = policy_of_round(policy, preference_of(config, policy, round_number, state))
         return [able[place] for place in now.draw(config.seed, round_number, attempt)]
 
     return _draw

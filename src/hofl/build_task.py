@@ -5,27 +5,23 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hofl.config import Config, about
+from hofl import build_texts
+from hofl.build_texts import MODEL, divided_of
+from hofl.build_texts import load_text as load_text
+from hofl.config import Config
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
-from hofl.models.boundary import CutModel, cut
-from hofl.tasks import nodes
+from hofl.models.boundary import cut
+from hofl.tasks import files, nodes
 from hofl.tasks.base import Task
 from hofl.tasks.nodes import with_sizes as with_sizes
-from hofl.tasks.partition import Partition
 
 if TYPE_CHECKING:
-    from hofl.models.load import Loaded
-    from hofl.tasks.text_data import TextData
     from hofl.tasks.vision_data import ImageData
-
-_MODEL, _ADAPTERS = (int.from_bytes(name, "big") for name in (b"model", b"adapter"))
-"""Coordinates of the streams that draw a head and adapters; no counter is as large."""
 
 
 def device_of(setting: str) -> str:
@@ -74,7 +70,8 @@ def node_task(
     """The task as a node has it.
 
     Where the data is at the nodes it is the node's half, see :mod:`hofl.tasks.nodes`: no file of data but
-    ``train`` is opened. Otherwise the data is public, and the task that of a run in one process.
+    ``train`` is opened. Where each client is a file of texts, no other client's is. Otherwise the data is
+    public, and the task that of a run in one process.
 
     Args:
         config: of the run, as the server sent it; what follows replaces its settings where it is not empty.
@@ -92,16 +89,30 @@ def node_task(
             where it has the setting.
     """
     own = _placed_here(config, {"train": train, "text": text, "label": label}, source, device)
-    if config.partition.kind != "nodes":
+    listed = config.partition.kind == "files" and config.task.name == "text" and not config.task.train_rows
+    if listed:
+        own = _own_file(own, client)
+    elif config.partition.kind != "nodes":
         task = build_task(own)
         nodes.number_of(task.clients, client)
         return task
     nodes.number_of(own.partition.names, client)
-    if not train:
+    if not train and not listed:
         raise ConfigError("data.train is missing; name the file with this node's training data")
     with _in_words_of_a_node():
         built = _NODES[own.task.name](own, device_of(own.model.device), client, names, images or {})
     return nodes.node_half(built)
+
+
+def _own_file(config: Config, client: str) -> Config:
+    """Of a run with one client a file, the configuration with this client's file: no other is opened."""
+    lines = files.client_sources(config.task.train)
+    nodes.number_of(tuple(lines), client)
+    parts = {
+        "task": config.task.model_copy(update={"train": lines[client]}),
+        "partition": config.partition.model_copy(update={"names": tuple(lines)}),
+    }
+    return config.model_copy(update=parts)
 
 
 def _placed_here(config: Config, data: dict[str, str], source: str, device: str) -> Config:
@@ -109,7 +120,7 @@ def _placed_here(config: Config, data: dict[str, str], source: str, device: str)
     vision = config.task.name == "vision"
     data = {"image" if vision and name == "text" else name: value for name, value in data.items() if value}
     model = {name: value for name, value in (("source", source), ("device", device)) if value}
-    if config.task.name != "text":  # the others bring a network of their own
+    if config.task.name not in build_texts.TASKS:  # the others bring a network of their own
         model.pop("source", None)
     parts = {
         "task": config.task.model_copy(update=data),
@@ -128,16 +139,12 @@ def _in_words_of_a_node() -> Iterator[None]:
         raise type(error)(re.sub(r"^task\.(text|image)\b", "data.text", said)) from None
 
 
-def _divided(config: Config) -> Partition:
-    return Partition(**config.partition.model_dump())
-
-
 def _synthetic(config: Config, device: str) -> Task:
     from hofl.tasks.synthetic import synthetic_task
 
     sizes = {"rows": config.task.train_rows, "evaluation_rows": config.task.evaluation_rows}
     return synthetic_task(
-        _divided(config),
+        divided_of(config),
         seed=config.seed,
         **{name: size for name, size in sizes.items() if size},
         checkpointing=config.model.checkpointing,
@@ -145,73 +152,10 @@ def _synthetic(config: Config, device: str) -> Task:
     )
 
 
-def load_text(config: Config, device: str) -> "tuple[Task, Loaded]":
-    """The text task and the model it was made with; data is read first, so bad data is said at once.
-
-    Raises:
-        ConfigError, DataError, ModelError: one line that says what to mend.
-    """
-    from hofl.tasks.text_data import read_held_out, read_text
-
-    task, divided = config.task, _divided(config)
-    settings = task.model_dump(include={"text", "label", "evaluation_rows"})
-    settings |= {"template_id": task.template, "seed": config.seed}
-    if divided.kind == "nodes":
-        data = read_held_out(task.evaluation, divided, **settings)
-    else:
-        data = read_text(task.train, task.evaluation, divided, train_rows=task.train_rows, **settings)
-    return _with_model(config, device, data)
-
-
-def _with_model(config: Config, device: str, data: "TextData") -> "tuple[Task, Loaded]":
-    """The task on data that has been read, and the model."""
-    from hofl.models.load import load, restrict_head
-    from hofl.tasks.text import text_task
-    from hofl.tasks.tokens import word_tokens
-
-    head = len(data.names) if data.template.head else None
-    # A tiny model stands for a pretrained one: the same for every seed, so that an export finds it again.
-    key = None if config.model.source.startswith("tiny:") else Key.of(config.seed, "init", _MODEL)
-    with about("model.source"):
-        loaded = load(config.model.source, dtype=config.model.dtype, device=device, head=head, key=key)
-        if head is None:
-            restrict_head(loaded.module, word_tokens(loaded.tokenizer, data.template))
-        model, length = cut_of(config, loaded), config.task.length
-        built = text_task(data, model, loaded.tokenizer, length=length, batch=config.evaluation.batch)
-    return replace(built, facts={**built.facts, "model": loaded.facts}), loaded
-
-
-def cut_of(config: Config, loaded: "Loaded") -> CutModel:
-    """The loaded model with what is to be trained chosen, cut into blocks."""
-    from hofl.models.lora import add_lora, select
-
-    module, lora = loaded.module, config.model.lora
-    if config.model.train == "lora":
-        key = Key.of(config.seed, "init", _ADAPTERS)
-        module = add_lora(module, key=key, rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
-    select(module, config.model.train)
-    return cut(module, blocks=config.model.blocks or None, checkpointing=config.model.checkpointing)
-
-
-def _text(config: Config, device: str) -> Task:
-    return load_text(config, device)[0]
-
-
-def _own_text(
-    config: Config, device: str, client: str, names: Sequence[str], images: Mapping[str, Any]
-) -> Task:
-    from hofl.tasks.text_data import read_own
-
-    task = config.task
-    columns = {"template_id": task.template, "text": task.text, "label": task.label}
-    data = read_own(task.train, _divided(config), client, seed=config.seed, names=names, **columns)
-    return _with_model(config, device, data)[0]
-
-
 def _vision(config: Config, device: str) -> Task:
     from hofl.tasks.vision_data import read_held_out, read_images
 
-    task, divided = config.task, _divided(config)
+    task, divided = config.task, divided_of(config)
     settings = task.model_dump(include={"image", "label", "evaluation_rows"}) | {"seed": config.seed}
     if divided.kind == "nodes":
         data = read_held_out(task.evaluation, divided, **settings)
@@ -227,7 +171,7 @@ def _own_images(
 
     task, told = config.task, {"names": names, "images": images}
     columns: dict[str, Any] = {"image": task.image, "label": task.label, **told}
-    data = read_own(task.train, _divided(config), client, seed=config.seed, **columns)
+    data = read_own(task.train, divided_of(config), client, seed=config.seed, **columns)
     return _with_network(config, device, data)
 
 
@@ -238,14 +182,18 @@ def _with_network(config: Config, device: str, data: "ImageData") -> Task:
 
     model = config.model
     sizes = {"classes": len(data.names), "channels": data.channels, "width": model.width}
-    network = resnet(model.source, key=Key.of(config.seed, "init", _MODEL), norm=model.norm, **sizes)
+    network = resnet(model.source, key=Key.of(config.seed, "init", MODEL), norm=model.norm, **sizes)
     cut_network = cut(network.to(device), checkpointing=model.checkpointing)
     return vision_task(data, cut_network, batch=config.evaluation.batch)
 
 
-_TASKS: dict[str, Callable[[Config, str], Task]] = {"synthetic": _synthetic, "text": _text, "vision": _vision}
+_TASKS: dict[str, Callable[[Config, str], Task]] = {
+    **build_texts.TASKS,
+    "synthetic": _synthetic,
+    "vision": _vision,
+}
 _NODES: dict[str, Callable[[Config, str, str, Sequence[str], Mapping[str, Any]], Task]] = {
-    "text": _own_text,
+    **build_texts.NODES,
     "vision": _own_images,
 }
 """The tasks whose data can be at the nodes."""

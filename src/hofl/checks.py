@@ -13,6 +13,8 @@ from hofl.memory.units import positive_bytes_of
 if TYPE_CHECKING:
     from hofl.schema import Config
 
+TEXTS = ("text", "generation", "language")
+"""Tasks of language models, which bring no network of their own."""
 RESNETS = ("resnet18", "resnet8")
 """Those of ``models.resnet``, said here again because that module needs PyTorch; a test compares them."""
 
@@ -53,7 +55,7 @@ def dated_budgets(given: Any) -> Any:
 
 def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
     """Settings that are fine alone and wrong together: (key, is it wrong, what is allowed)."""
-    text, fixed, nodes = c.task.name == "text", c.partition.kind != "files", c.partition.kind == "nodes"
+    text, fixed, nodes = c.task.name in TEXTS, c.partition.kind != "files", c.partition.kind == "nodes"
     yield "model.source", text and not c.model.source, "is missing; name a hub id, a folder or a .gguf file"
     own = c.task.name == "synthetic" and bool(c.model.source)
     yield "model.source", own, "must be absent: the synthetic task brings its own network"
@@ -78,6 +80,7 @@ def contradictions(c: "Config") -> Iterator[tuple[str, bool, str]]:
             f"must list one number per client, {clients}, when assign is 'listed'",
         )
     yield from _image_settings(c)
+    yield from _generated(c)
     yield from _unfit(c, ALGORITHMS[c.algorithm])
     yield from _budgets(c, ALGORITHMS[c.algorithm])
 
@@ -131,12 +134,28 @@ def _image_settings(c: "Config") -> Iterator[tuple[str, bool, str]]:
     yield "model.width", not vision and model.width > 0, "must be absent: only the vision task has it"
 
 
+def _generated(c: "Config") -> Iterator[tuple[str, bool, str]]:
+    """Settings of tasks whose answer is text, where there are none and where there must be."""
+    task, classified = c.task, c.task.name not in ("generation", "language")
+    yield "task.new_tokens", task.new_tokens is not None and task.name != "generation", _NO_ANSWER
+    kinds = ("iid", "files", "nodes")
+    reason = f"must be iid, files or nodes for the {task.name} task: it has no classes"
+    yield "partition.kind", not classified and c.partition.kind not in kinds, reason
+    reason = f"must not be heron_sfl for the {task.name} task: its auxiliary head is a classifier"
+    yield "algorithm", not classified and c.algorithm == "heron_sfl", reason
+
+
+_NO_ANSWER = "must be absent: only the generation task writes answers"
+
+
 def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     """Settings that this method cannot use."""
     cuts, name = c.cohort.boundaries, c.algorithm
     yield "cohort.boundaries", not method.hybrid and any(cuts), f"must be absent or 0: {name} has no boundary"
     moved = c.cohort.schedule != "constant" and method.boundary != "each"
     yield "cohort.schedule", moved, f"must be 'constant': {name} prefers nobody"
+    least = c.cohort.schedule == "measured" and c.cohort.final > c.cohort.preference
+    yield "cohort.final", least, f"must be at most cohort.preference = {c.cohort.preference:g} when measured"
     several = method.split and len(set(cuts)) > 1
     yield "cohort.boundaries", several, f"must be one boundary: in {name} all clients have the same"
     yield "cohort.boundaries", method.split and 0 in cuts, f"must be 1 or more: {name} needs both halves"
@@ -152,7 +171,7 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     adaptive = name == "decomfl" and c.zo.average == "scalars" and c.bottom_optimizer.name == "adamw"
     reason = "must be sgd: under adamw averaged scalars are not averaged models; or set zo.average = 'models'"
     yield f"{section}.name", adaptive, reason
-    adapted = c.task.name == "text" and c.model.train == "lora"
+    adapted = c.task.name in TEXTS and c.model.train == "lora"
     reason = "must be 'lora', on a text task: splitlora trains adapters"
     yield "model.train", name == "splitlora" and not adapted, reason
 

@@ -10,17 +10,21 @@ from typing import NoReturn
 import click
 import typer
 
+from hofl.commands.check import check
 from hofl.commands.compare import compare
+from hofl.commands.evaluate import evaluate
 from hofl.commands.export import export
 from hofl.commands.keys import keys
 from hofl.commands.listing import list_
 from hofl.commands.node import node
 from hofl.commands.plan import plan
+from hofl.commands.preset import preset
 from hofl.commands.profile import profile
 from hofl.commands.replay import replay
 from hofl.commands.run import run
 from hofl.commands.sampling import sampling
 from hofl.commands.server import server
+from hofl.commands.sweep import sweep
 from hofl.commands.theory import theory
 from hofl.errors import HoflError, RunFailed
 from hofl.report.tables import clean
@@ -29,8 +33,11 @@ app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False
 )
 app.command("run")(run)
+app.command("check")(check)
+app.command("sweep")(sweep)
 app.command("compare")(compare)
 app.command("replay")(replay)
+app.command("evaluate")(evaluate)
 app.command("export")(export)
 app.command("plan")(plan)
 app.command("profile")(profile)
@@ -40,6 +47,7 @@ app.command("server")(server)
 app.command("node")(node)
 app.command("keys")(keys)
 app.command("list")(list_)
+app.command("preset")(preset)
 
 
 @app.callback(invoke_without_command=True)

@@ -33,11 +33,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def read(path: str | Path) -> str:
-    """The text of a TOML file.
+    """The text of a TOML file, or of the preset of a name such as ``papers/ho_fl/opt-125m/sst2/fedavg``.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or there is no such preset.
     """
+    if str(path).startswith("papers/") and not Path(path).exists():
+        from hofl import presets  # it needs this module
+
+        return presets.text(presets.find(str(path)))
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -82,7 +86,7 @@ def placed(path: str | Path, overrides: Sequence[str] = ()) -> Iterator[None]:
         if key is None:
             raise
         spoken = any(item.partition("=")[0].strip() == key for item in overrides)
-        where = "command line" if spoken else f"{path}{_line(Path(path).read_text(encoding='utf-8'), key)}"
+        where = "command line" if spoken else f"{path}{_line(read(path), key)}"
         raise type(error)(f"{where}: {error}") from None
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from hofl.algorithms import ALGORITHMS
 from hofl.build import OUT, build_algorithm, optimizer_of, steps_of
+from hofl.checks import TEXTS
 from hofl.config import Config
 from hofl.errors import ModelError
 from hofl.memory.configured import of_config
@@ -149,7 +150,7 @@ def _backpropagated(stage: Stage, boundary: int) -> int:
 
 def _subject(config: Config, task: Task) -> tuple[Subject, Workload]:
     """The run's model and participation; a network is copied, for of its shapes there is no other record."""
-    if config.task.name == "text":
+    if config.task.name in TEXTS:
         return of_config(config)
     above, below = (
         len(optimizer_of(section).init(0)) for section in (config.optimizer, config.bottom_optimizer)

@@ -86,7 +86,7 @@ class ModelConfig(_Section):
 class TaskConfig(_Section):
     """The data, the template that turns a row into a question, and the columns it reads."""
 
-    name: Literal["text", "vision", "synthetic"] = "text"
+    name: Literal["text", "generation", "language", "vision", "synthetic"] = "text"
     template: str = "sst2-v1"
     train: str = ""
     evaluation: str = ""
@@ -94,6 +94,7 @@ class TaskConfig(_Section):
     image: str = "img"
     label: str = "label"
     length: Count = 64
+    new_tokens: Count | None = None  # of the generation task: 64
     train_rows: Natural = 0
     evaluation_rows: Natural = 0
 
@@ -125,8 +126,10 @@ class CohortConfig(_Section):
     Attributes:
         size: clients a round: a count, a percentage (rounded up) or "all".
         preference: beta in [0, 1): 0 samples uniformly, higher favours cheap clients.
-        schedule: how the preference moves over the run's rounds, from ``preference`` to ``final``.
-        final: preference of the last round of a linear or cosine schedule.
+        schedule: how the preference moves over the run's rounds: linear and cosine from ``preference`` in the
+            first to ``final`` in the last; measured between the two, after what the rounds so far have shown,
+            the noise that probing gave clients with a large bottom against the drift between clients.
+        final: preference of the last round of a linear or cosine schedule, the least of a measured one.
         boundaries: blocks below the cut, one number per tier, or one per client when listed.
         assign: tiers are dealt equally by a seeded permutation; listed is taken as written; declared is what
             each node says of itself when it joins; budgets is the smallest boundary that fits the client's.
@@ -139,7 +142,7 @@ class CohortConfig(_Section):
 
     size: Annotated[int | str, AfterValidator(_part)] = 6
     preference: Share = 0.75
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "measured"] = "constant"
     final: Share = 0.0
     boundaries: tuple[Natural, ...] = ()
     assign: Literal["tiers", "listed", "declared", "budgets"] = "tiers"

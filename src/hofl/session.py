@@ -23,16 +23,20 @@ from hofl.build import (
     check_probes,
     leaves_device,
     pooled,
+    preference_of,
     probes_of,
     require_local_data,
     steps_of,
 )
 from hofl.build_task import build_task, device_of, load_text
+from hofl.checks import TEXTS
 from hofl.config import Config, about, dump, load
+from hofl.core.record import Record
 from hofl.core.sampling import Policy
 from hofl.errors import ConfigError
 from hofl.models.lora import export
 from hofl.protocol.base import Algorithm, Call
+from hofl.protocol.measuring import Preferred
 from hofl.protocol.split import smashed
 from hofl.rebuilding import bare as bare
 from hofl.rebuilding import rebuild as rebuild
@@ -103,6 +107,17 @@ class Session:
         now = budgets.at(self.segments, round_number)
         return replace(self, boundaries=now.boundaries, policy=now.policy, able=now.able)
 
+    def alone(self, round_number: int) -> "Session":
+        """The session as if a round's segment were the whole run: no budget changes."""
+        now = replace(budgets.at(self.segments, round_number), first=1)
+        return _session(self.config, self.task, self.seen, self.engine, (now,), self.assigned)
+
+    def preference(self, round_number: int, state: Record) -> float | None:
+        """Beta in force in a round after this state; None of a method that prefers nobody."""
+        if ALGORITHMS[self.config.algorithm].boundary != "each":
+            return None
+        return preference_of(self.config, budgets.at(self.segments, round_number).policy, round_number, state)
+
     @property
     def settings(self) -> Settings:
         """What the loop and the manifest are told."""
@@ -134,7 +149,7 @@ class Session:
             budgets.require_same_segments(where, self.task.facts)
         meter = Meter()
         call = self.engine.call(self, meter)
-        parts = loop.Parts(self.task, self.algorithm, call, meter, self.draw, warn)
+        parts = loop.Parts(self.task, self.algorithm, call, meter, self.draw, warn, self.preference)
         return loop.run(parts, where, self.settings, resume=resume)
 
 
@@ -176,6 +191,8 @@ def prepare(
     if assigned:
         task = replace(task, facts={**task.facts, "budgets": assigned.facts(seen.clients)})
     given = assigned or boundaries_of(config, task.model.layout, len(seen.clients), declared)
+    if config.cohort.assign == "declared" and not assigned:
+        task = replace(task, facts={**task.facts, "boundaries": list(given)})
     segments = budgets.segments_of(config, seen, given)
     made = _session(config, task, seen, engine, segments, assigned)
     with about("cohort.boundaries"):
@@ -196,10 +213,17 @@ def _session(
     segments: tuple[budgets.Segment, ...],
     assigned: budgets.Assigned | None,
 ) -> Session:
-    algorithm = build_algorithm(config, seen, budgets.cuts_of(config, segments))
+    measured = _preferred(segments) if config.cohort.schedule == "measured" else None
+    algorithm = build_algorithm(config, seen, budgets.cuts_of(config, segments), measured)
     draw, first = budgets.draw_of(config, seen, segments), segments[0]
     own = (first.boundaries, first.policy, first.able)
     return Session(config, task, seen, algorithm, *own, draw, engine, segments, assigned)
+
+
+def _preferred(segments: tuple[budgets.Segment, ...]) -> Preferred:
+    """Whom the policy of a round prefers."""
+    chosen = {s.first: frozenset(s.able[place] for place in s.policy.preferred) for s in segments}
+    return lambda t, client: client in chosen[budgets.at(segments, t + 1).first]
 
 
 def run_to_end(config: Config, where: Path, resume: bool) -> dict[str, Any]:
@@ -250,7 +274,7 @@ def export_run(where: Path, out: Path) -> dict[str, Any]:
         HoflError: it cannot be written.
     """
     config = load(run_config(where))
-    if config.task.name != "text":
+    if config.task.name not in TEXTS:
         raise ConfigError(f'{where}: task.name = "{config.task.name}" has no Hugging Face model to export')
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty; give another --out")

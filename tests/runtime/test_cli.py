@@ -111,7 +111,7 @@ def refused(capsys, at: Path, *arguments: str) -> str:
         ),
         (["run", HO_FL, "--nope"], "No such option '--nope'. (see hofl run --help)"),
         (["frob"], "No such command 'frob'. (see hofl --help)"),
-        (["list", "frobs"], "Invalid value for '[WHAT]:[algorithms|tasks|models]'"),
+        (["list", "frobs"], "Invalid value for '[WHAT]:[algorithms|tasks|models|presets]'"),
         (["compare", "no"], "no is no run folder: it has no config.toml; give a folder written by hofl run"),
         (
             ["replay", "no", "--round", "1"],
@@ -382,6 +382,7 @@ def test_replay(capsys, finished) -> None:
         ("algorithms", "", {"ho_fl", "fedavg"}),
         ("tasks", "partitions", {"iid", "dirichlet", "by_label", "fixed_dirichlet", "files"}),
         ("models", "sources", {"owner/name", "tiny:FAMILY"}),
+        ("models", "models", {"OPT-125M", "ResNet-18"}),
     ],
 )
 def test_list(capsys, what, key, names) -> None:

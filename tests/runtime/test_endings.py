@@ -111,7 +111,7 @@ def test_one_clients_huge_numbers_never_reach_a_state(
         return replies
 
     everyone = list(range(len(task.clients)))
-    parts = Parts(task, algorithm, huge, Meter(), lambda round, attempt: everyone, print)
+    parts = Parts(task, algorithm, huge, Meter(), lambda round, attempt, state: everyone, print)
     rows = list(run(parts, tmp_path / "run", tiny_run.settings(3)))
     assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [1], [1], [1]]
     assert all("finite" in f["why"] for row in rows for f in row["failures"])

@@ -51,7 +51,7 @@ def tiny_algorithm(task: Task, name: str = "ho_fl", lr: float = 0.05, quorum: in
     return ho_fl(task.model.layout, [0, 1, 2] * (CLIENTS // 3), training, probing)
 
 
-def draw(round: int, attempt: int) -> list[int]:
+def draw(round: int, attempt: int, state: Record | None = None) -> list[int]:
     """Three of the six clients, in no order."""
     return [int(c) for c in Key.of(SEED, "cohort_order", round, attempt).permutation(CLIENTS)[:COHORT]]
 

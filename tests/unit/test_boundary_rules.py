@@ -40,6 +40,13 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "mul by a number": (lambda x: 3 * x * 2.0, X),
     "mul grows": (lambda x: x * X, BIAS),
     "mul both": (lambda x: x * x.sin(), X),
+    "div": (lambda x: x / (2 + BIAS.abs()), X),
+    "div by a number": (lambda x: x / 3.0, X),
+    "div grows": (lambda x: x / (2 + X.abs()), BIAS),
+    "div of a number": (lambda x: 1.5 / (2 + x * x), X),
+    "div by what varies": (lambda x: BIAS / (2 + x * x), X),
+    "div both": (lambda x: x / (2 + x * x), X),
+    "div rounded": (lambda x: x + torch.div(x, 0.3, rounding_mode="floor"), X),
     "add": (lambda x: x + BIAS, X),
     "add a number": (lambda x: 1 + (x + 2.0), X),
     "add grows": (lambda x: X + x, BIAS),
@@ -83,3 +90,25 @@ def test_outside_a_tangent_nothing_changes() -> None:
     with ForwardRules():
         assert torch.equal(functional.linear(X, W, BIAS), X @ W.T + BIAS)
         assert torch.equal(ATTEND(HEADS, HEADS, HEADS, attn_mask=PADDED), ATTEND(HEADS, HEADS, HEADS, PADDED))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: torch.tanh(x / 50.0) * 50.0,  # as Gemma 2 caps its scores
+        lambda x: x / torch.arange(1.0, 5.0, dtype=torch.float64),
+        lambda x: x * x.sin(),
+        lambda x: (x * x[:, :1].exp()) / 3,
+    ],
+)
+def test_quotients_and_products_against_central_differences(operation: Callable[[Tensor], Tensor]) -> None:
+    """Float64 with a step of 1e-5: the differences themselves are good to about 1e-9."""
+    point, along = X.double(), numbers(5, 4, key=11).double()
+
+    def ruled(x: Tensor) -> Tensor:
+        with ForwardRules():
+            return operation(x)
+
+    _, found = torch.func.jvp(ruled, (point,), (along,))
+    expected = (operation(point + 1e-5 * along) - operation(point - 1e-5 * along)) / 2e-5
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8)

@@ -78,6 +78,7 @@ def _clients(folder: Path) -> str:
 def test_each_file_of_a_glob_is_a_client_whatever_order_files_are_listed_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_socket: None
 ) -> None:
+    """C43, C42."""
     source = _clients(tmp_path)
     tables = client_tables(source, ["text", "label"])
     assert {name: count(table) for name, table in tables.items()} == {"site-a": 5, "site-b": 0, "site-c": 7}

@@ -50,11 +50,42 @@ def test_a_run_on_texts_is_as_planned(texts: Path, capsys: pytest.CaptureFixture
         assert row["rss_bytes"] > row["tracked_bytes"]
 
 
+@pytest.fixture(params=["generation", "language"])
+def answers(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A run whose loss is of many tokens, each over the whole vocabulary."""
+    if request.param == "language":
+        (tmp_path / "data.txt").write_text(" ".join(f"word{i % 17}" for i in range(400)))
+        task = f'train = "{tmp_path}/data.txt"\nevaluation = "{tmp_path}/data.txt"\nlength = 24\n'
+    else:
+        rows = [
+            {
+                "context": "w " * (3 + i % 5),
+                "question": "who",
+                "answers": {"text": ["a b c"], "answer_start": [0]},
+            }
+            for i in range(40)
+        ]
+        (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = f'train = "{tmp_path}/data.jsonl"\nevaluation = "{tmp_path}/data.jsonl"\nlength = 24\n'
+        task += 'template = "squad-v1"\ntext = "context,question"\nlabel = "answers"\nnew_tokens = 6\n'
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f'[model]\nsource = "tiny:llama"\n[task]\nname = "{request.param}"\n{task}[partition]\nclients = 2\n'
+        '[cohort]\nsize = 1\nboundaries = [2]\n[local]\nsteps = 2\nbatch = 4\n[zo]\nestimator = "forward"\n'
+    )
+    return file
+
+
+def test_a_loss_of_many_tokens_is_as_planned(answers: Path) -> None:
+    (row,) = profile(load(answers), str(answers), 1)
+    assert row["ratio"] == pytest.approx(1.0, abs=0.05)
+
+
 def test_the_largest_of_the_repeats_counts(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter([1_000_000, 3_000_000, 2_000_000] * 2)
 
     def apart(*_: Any) -> dict[str, Any]:
-        shape = {"batch": 4, "length": 16, "padded": True, "device": "cpu"}
+        shape = {"batch": 4, "length": 16, "scored": 0, "padded": True, "device": "cpu"}
         return {"tracked_bytes": next(peaks), "rss_bytes": None, "idle_bytes": None, **shape}
 
     monkeypatch.setattr(module, "_apart", apart)
@@ -91,4 +122,4 @@ def test_a_process_that_dies_is_said(
 def test_a_network_is_measured_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     hofl(SYNTHETIC, "--repeats", "1")
     told = capsys.readouterr().out
-    assert "plan / measured" in told and "one complete participation each" in told
+    assert "plan / measured" in told and "in one complete participation; one process" in told

@@ -12,7 +12,7 @@ from hofl.errors import ConfigError, ModelError
 from hofl.memory.configured import fleet, of_config
 from hofl.memory.named import NAMED, find
 from hofl.memory.orders import Costs, Order, to_json
-from hofl.memory.plan import Plan, marked, peak_of, plan, recommend, require_backbone
+from hofl.memory.plan import ALL, Plan, marked, peak_of, plan, recommend, require_backbone
 from hofl.memory.subject import Workload, staged, subject_of
 from hofl.memory.units import bytes_of, positive_bytes_of
 
@@ -86,6 +86,19 @@ def test_a_budget_below_the_backbone_says_how_much_is_needed(found: Plan) -> Non
     answer = recommend(found, found.backbone - 1)
     assert not answer["fits"] and answer["change"] == []
     assert answer["needed_bytes"] == math.ceil(found.least.peak_bytes * 1.1)
+
+
+@pytest.mark.parametrize("estimators", [ALL, ("tangent", "central"), ("none", "forward"), ("sketch",)])
+def test_it_is_refused_before_all_is_traced_and_in_the_same_words(estimators: tuple[str, ...]) -> None:
+    whole = plan(subject_of("tiny:llama"), WORK, estimators)
+    with pytest.raises(ConfigError) as late:
+        require_backbone(whole, whole.backbone - 1)
+    told: list[str] = []
+    budgets = (1 << 30, whole.backbone - 1)
+    with pytest.raises(ConfigError) as early:
+        plan(subject_of("tiny:llama"), WORK, estimators, told=told.append, budgets=budgets)
+    assert str(early.value) == str(late.value)
+    assert estimators == ("sketch",) or not {"top", "first order"} & set(told)
 
 
 def test_costs_are_those_of_the_theory(found: Plan) -> None:
@@ -162,8 +175,15 @@ def test_d_of_the_named_shapes() -> None:
         "SmolLM2-135M": 460_800,
     }
     expected |= {"Llama-3.1-8B": 3_407_872, "Llama-3.2-1B": 851_968, "Gemma-3-270M": 368_640}
+    expected |= {"MiniLM-L6": 6 * 8 * 4 * 384 + 2 * 385}  # adapters and the classifier
     parameters = {"Qwen2.5-1.5B": 1.54e9, "OPT-125M": 125.2e6, "SmolLM3-3B": 3.08e9, "SmolLM2-135M": 134.5e6}
-    parameters |= {"Llama-3.1-8B": 8.03e9, "Llama-3.2-1B": 1.236e9, "Gemma-3-270M": 268.1e6}
+    parameters |= {
+        "Llama-3.1-8B": 8.03e9,
+        "Llama-3.2-1B": 1.236e9,
+        "Gemma-3-270M": 268.1e6,
+        "MiniLM-L6": 22.7e6,
+    }
+    expected["MiniLM-L6"], parameters["MiniLM-L6"] = 73_728 + 770, 22.7e6  # and a head for two classes
     for name in NAMED:
         with staged(subject_of(name), Workload(1, 8)) as stage:
             costs = Costs.of(stage, WORK)

@@ -18,8 +18,11 @@ from hofl.protocol.base import Action, Call, Memory, Replies
 from hofl.runtime.checkpoint import state_sha256
 from hofl.runtime.prints import fingerprints
 from hofl.session import prepare
+from hofl.tasks import files
 from hofl.tasks.base import Task
 from hofl.tasks.nodes import told
+from hofl.tasks.partition import Partition
+from hofl.tasks.text_data import read_own, read_text
 
 SIZES = {"clinic-a": 9, "clinic-b": 7, "clinic-c": 3}
 """Of clinic-b all rows are of one class."""
@@ -241,7 +244,7 @@ def test_an_empty_file_is_no_client(tmp_path: Path) -> None:
         node_task(_config(tmp_path, "sst2-v1", AT_NODES), "clinic-a", str(own))
 
 
-@pytest.mark.parametrize("kind", ["files", "iid", "synthetic"])
+@pytest.mark.parametrize("kind", ["iid", "synthetic"])
 def test_of_public_data_a_node_has_the_task_of_one_process(tmp_path: Path, kind: str) -> None:
     for client, rows in SIZES.items():
         _write(tmp_path / "clients" / f"{client}.csv", client, rows, LABELS["sst2-v1"])
@@ -251,16 +254,41 @@ def test_of_public_data_a_node_has_the_task_of_one_process(tmp_path: Path, kind:
         config, own = parse('[task]\nname = "synthetic"\n[model]\ndevice = "cpu"', "x"), {}
     else:
         more = f'[partition]\nkind = "{kind}"\nclients = 3'
-        config = _config(tmp_path, "sst2-v1", more, train=path if kind == "files" else "elsewhere.csv")
-        own = {} if kind == "files" else {"train": path, "source": "tiny:llama"}
-    client = "clinic-b" if kind == "files" else "client-1"
+        config = _config(tmp_path, "sst2-v1", more, train="elsewhere.csv")
+        own = {"train": path, "source": "tiny:llama"}
     there = config.task.model_copy(update={"train": path})
     whole = build_task(config if kind == "synthetic" else config.model_copy(update={"task": there}))
-    node = node_task(config, client, device="cpu", **own)
+    node = node_task(config, "client-1", device="cpu", **own)
     assert fingerprints(node) == fingerprints(whole) and node.fingerprint == whole.fingerprint
     assert node.clients == whole.clients and np.array_equal(node.model.read(), whole.model.read())
     with pytest.raises(ConfigError, match="client = 'clinic-x': this run's clients are"):
         node_task(config, "clinic-x", **own)
+
+
+def test_of_one_file_a_client_a_node_opens_its_own_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C46, with the batches of one process that has read all."""
+    for client, rows in SIZES.items():
+        _write(tmp_path / "clients" / f"{client}.csv", client, rows, LABELS["sst2-v1"])
+    _write(tmp_path / "evaluation.csv", "nobody", 6, LABELS["sst2-v1"])
+    config, opened, read = _in_one(tmp_path, "sst2-v1"), list[str](), files._read
+    whole = build_task(config)
+
+    def _noted(path: Path, wanted: Sequence[str]) -> files.Table:
+        opened.append(path.name)
+        return read(path, wanted)
+
+    monkeypatch.setattr(files, "_read", _noted)
+    node = node_task(config, "clinic-b", device="cpu", **told(whole))
+    assert opened == ["clinic-b.csv"] and node.clients == whole.clients
+    number = whole.clients.index("clinic-b")
+    for position in range(5):
+        mine, theirs = node.batch(number, position, 2), whole.batch(number, position, 2)
+        assert all(torch.equal(mine.inputs[name], theirs.inputs[name]) for name in theirs.inputs)
+        assert torch.equal(mine.targets, theirs.targets)
+    with pytest.raises(ConfigError, match="client = 'clinic-x': this run's clients are"):
+        node_task(config, "clinic-x")
 
 
 def test_a_process_without_the_data_does_not_begin(tmp_path: Path) -> None:
@@ -311,3 +339,47 @@ def test_what_nodes_declare_has_no_say_where_the_run_decides() -> None:
 def test_the_configuration_travels(tmp_path: Path) -> None:
     config = _config(tmp_path, "sst2-v1", AT_NODES)
     assert parse(dump(config), "x") == config and config.partition.names == CLIENTS
+
+
+def test_a_node_of_a_run_by_files_needs_no_file_but_its_own(
+    tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C46: 3 of 100 files read for 3 clients, each by its node, and the examples of the whole run's shard."""
+    for extra in range(97):
+        _write(tmp_path / "clients" / f"other-{extra}.csv", f"other-{extra}", 2, LABELS[template])
+    (tmp_path / "clients" / "other-7.csv").write_text("said,mood\n")  # an idle client
+    glob, columns = str(tmp_path / "clients" / "*.csv"), {"text": "said", "label": "mood"}
+    settings = {"template_id": template, "seed": 3, **columns}
+    whole = read_text(glob, str(tmp_path / "evaluation.csv"), Partition("files"), **settings)
+    opened: list[str] = []
+    read = files._read
+
+    def noted(path: Path, wanted: Sequence[str]) -> files.Table:
+        opened.append(path.name)
+        return read(path, wanted)
+
+    monkeypatch.setattr(files, "_read", noted)
+    lines = files.client_sources(glob)
+    assert tuple(lines) == whole.clients and len(lines) == 100 and opened == []
+    divided = Partition("files", names=tuple(lines))
+    for client in ("clinic-b", "other-41", "other-7"):
+        own = read_own(lines[client], divided, client, names=whole.names, **settings)
+        shard = whole.shards[whole.clients.index(client)]
+        assert own.clients == whole.clients
+        assert [len(each) for each in own.shards] == [len(shard) * (name == client) for name in whole.clients]
+        assert own.train.texts == [whole.train.texts[i] for i in shard]
+        assert own.train.labels.tolist() == whole.train.labels[shard].tolist()
+    assert opened == ["clinic-b.csv", "other-41.csv", "other-7.csv"]
+
+
+def test_the_lines_of_a_globs_files_keep_its_options_and_refuse_what_the_run_would(tmp_path: Path) -> None:
+    for stem in ("b", "a"):
+        (tmp_path / f"{stem}.csv").write_text("said,mood,x\nhello,0,1\nbye,1,2\n")
+    found = files.client_sources(f"{tmp_path}/*.csv?x=1")
+    assert list(found) == ["a", "b"] and found["a"] == f"{tmp_path}/a.csv?x=1"
+    assert files.read_table(found["b"], ["said"]) == {"said": ["hello"]}
+    with pytest.raises(DataError, match="no such file"):
+        files.client_sources(f"{tmp_path}/*.parquet")
+    (tmp_path / "two words.csv").touch()
+    with pytest.raises(DataError, match="file name 'two words' is no client id"):
+        files.client_sources(f"{tmp_path}/*.csv")

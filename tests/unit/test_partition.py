@@ -39,6 +39,7 @@ def test_the_seed_decides_and_nothing_else_does(kind: str) -> None:
 
 
 def test_a_minimum_that_cannot_be_met_is_refused_at_once() -> None:
+    """C37: 10 clients of 250 from 2,000."""
     with pytest.raises(ConfigError, match=r"minimum = 250 .* 2500 .* 2000: lower minimum to 200"):
         partition.dirichlet(TWO, 10, 0.1, 250, seed=0)
 
@@ -51,6 +52,7 @@ def test_more_clients_than_examples_are_told_to_be_fewer() -> None:
 @pytest.mark.parametrize("alpha", [1e-6, 0.01, 0.1, 1.0, 1e6])
 @pytest.mark.parametrize("minimum", [10, 200])
 def test_dirichlet_is_quick_and_meets_the_minimum_at_any_alpha(alpha: float, minimum: int) -> None:
+    """C37: plain rejection needs over 600 tries at alpha 0.1."""
     start = time.perf_counter()
     shards = partition.dirichlet(TWO, 10, alpha, minimum, seed=0)
     assert time.perf_counter() - start < 1.0
@@ -58,6 +60,7 @@ def test_dirichlet_is_quick_and_meets_the_minimum_at_any_alpha(alpha: float, min
 
 
 def test_two_large_dirichlet_clients_use_every_sample_exactly_once() -> None:
+    """C37."""
     shards = partition.dirichlet(TWO, 2, 100.0, seed=3)
     assert _once(shards, 2000)
     assert all(400 < np.bincount(TWO[shard])[0] < 600 for shard in shards[:1])
@@ -112,10 +115,72 @@ def test_pools_are_used_up_before_anything_repeats() -> None:
     assert len(again) == 35 and set(again) == set(range(10)) and np.bincount(again).max() > 3
 
 
-def test_proportions_are_rounded_by_largest_remainder() -> None:
-    counts = partition._round(np.array([0.475, 0.325, 0.2]), 10)
-    assert counts.tolist() == [5, 3, 2]
-    assert partition._round(np.array([1.0, 0.0, 0.0]), 7).tolist() == [7, 0, 0]
+@pytest.mark.parametrize(
+    ("shares", "total", "counts"),
+    [
+        ([0.475, 0.325, 0.2], 10, [5, 3, 2]),  # 4.75, 3.25, 2: one left, to the largest remainder
+        ([1.0, 0.0, 0.0], 7, [7, 0, 0]),
+        ([0.5, 0.5], 3, [2, 1]),  # a tie goes to the lowest class
+        ([0.12, 0.29, 0.29, 0.30], 10, [1, 3, 3, 3]),  # 1.2, 2.9, 2.9, 3.0: two left
+        ([0.25, 0.25, 0.25, 0.25], 4000, [1000] * 4),
+    ],
+)
+def test_proportions_are_rounded_by_largest_remainder(
+    shares: list[float], total: int, counts: list[int]
+) -> None:
+    assert partition._round(np.array(shares), total).tolist() == counts
+
+
+def test_the_papers_ag_news_iid_is_4000_a_client_and_no_repetition() -> None:
+    shards = partition.iid(np.arange(120_000, dtype=np.int64) % 4, 30, seed=42)
+    assert [len(shard) for shard in shards] == [4000] * 30 and _once(shards, 120_000)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5, 0.1])
+def test_the_papers_ag_news_dirichlet_uses_a_class_up_before_it_is_drawn_again(alpha: float) -> None:
+    """30 clients of 4,000; a pool of 30,000 a class, refilled with repetition once it is empty."""
+    labels = np.arange(120_000, dtype=np.int64) % 4
+    shards = partition.fixed_dirichlet(labels, 30, 4000, alpha, seed=42)
+    assert [len(shard) for shard in shards] == [4000] * 30
+    times = np.bincount(np.concatenate(shards), minlength=120_000)
+    refilled = 0
+    for label in range(4):
+        held = times[labels == label]
+        if held.sum() <= 30_000:
+            assert held.max() == 1
+        else:
+            assert held.min() == 1
+            extra = held - 1  # of a refill drawn with replacement: some repeat, some do not come
+            refilled += extra.max() > 1 and extra.min() == 0
+    assert refilled
+    shares = np.stack([np.bincount(labels[shard], minlength=4) for shard in shards]) / 4000
+    assert abs(shares.mean() - 0.25) < 1e-12
+    # Var of one Dir(alpha 1_4) share is 3/16 / (4 alpha + 1); 120 of them, correlated: within half of it
+    assert shares.var() == pytest.approx(3 / 16 / (4 * alpha + 1), rel=0.5)
+
+
+def test_a_pool_is_refilled_by_hand() -> None:
+    """Two classes of 4, three clients of 2 + 2 (alpha 1e6: shares within 1e-3 of a half).
+
+    Whoever draws first and second, in a seeded order, empties both pools; the third gets the refill.
+    """
+    labels = np.array([0, 1] * 4, dtype=np.int64)
+    lasts = set()
+    for seed in range(12):
+        shards = partition.fixed_dirichlet(labels, 3, 4, 1e6, seed=seed)
+        assert all(np.bincount(labels[shard]).tolist() == [2, 2] for shard in shards)
+        pairs = [(a, b) for a in range(3) for b in range(a) if _once([shards[a], shards[b]], 8)]
+        assert pairs
+        lasts |= {3 - a - b for a, b in pairs if len(pairs) == 1}
+    assert lasts == {0, 1, 2}
+
+
+def test_a_client_that_wants_more_than_is_left_takes_the_rest_first() -> None:
+    """One class of 5, two clients of 4: the second gets the one that is left and three of a refill."""
+    for seed in range(12):
+        shards = partition.fixed_dirichlet(np.zeros(5, dtype=np.int64), 2, 4, 1.0, seed=seed)
+        assert set(np.concatenate(shards).tolist()) == set(range(5))
+        assert any(len(set(shard.tolist())) == 4 for shard in shards)
 
 
 def test_files_keep_their_rows_and_an_empty_one_is_an_idle_client() -> None:

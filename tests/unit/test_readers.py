@@ -59,6 +59,7 @@ def test_every_format_gives_the_same_rows_without_a_socket(
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_three_hundred_rows_of_four_columns(tmp_path: Path, suffix: str, no_socket: None) -> None:
+    """C42."""
     rows: dict[str, list[Any]] = {name: [f"{name} {i}" for i in range(300)] for name in "abcd"}
     table = read_table(_write(tmp_path, suffix, rows), list("abcd"))
     assert count(table) == 300 and table == rows

@@ -133,6 +133,38 @@ def test_frozen_control_is_the_same_configuration_without_probes(tmp_path) -> No
     assert compare.summary_table(found).rows[0][6] == "0.710 ± 0.014"
 
 
+def test_bottom_recovery(tmp_path) -> None:
+    """rho of the means over the seeds that all three have: (0.80 - 0.70) / (0.90 - 0.70)."""
+    hybrid, frozen = seeds(tmp_path, "h", [0.81, 0.79, 0.1]), {"zo": {"estimator": "none"}}
+    runs = hybrid + seeds(tmp_path, "n", [0.70, 0.70], **frozen)
+    checkpointed = FEDAVG | {"model": {"checkpointing": True}, "zo": {"estimator": "tangent"}}
+    runs += seeds(tmp_path, "f", [0.88, 0.92], **checkpointed)
+    found = groups.group(runs)
+    assert [groups.recovery(g, found) for g in found] == [pytest.approx(0.5), None, None]
+    table = compare.summary_table(found)
+    assert [row[table.columns.index("recovered")] for row in table.rows] == ["0.50", "–", "–"]
+    assert [g["bottom_recovery"] for g in compare.to_json(found)["groups"]] == [
+        pytest.approx(0.5),
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "other", [FEDAVG | {"optimizer": {"lr": 0.2}}, FEDAVG | {"cohort": {"boundaries": [], "size": 9}}]
+)
+def test_no_recovery_beside_fedavg_on_other_work(tmp_path, other) -> None:
+    runs = [write_run(tmp_path / "h", 0.8), write_run(tmp_path / "n", 0.7, zo={"estimator": "none"})]
+    found = groups.group([*runs, write_run(tmp_path / "f", 0.9, **other)])
+    assert [groups.recovery(g, found) for g in found] == [None] * 3
+
+
+def test_no_recovery_where_fedavg_is_not_ahead_of_the_control(tmp_path) -> None:
+    runs = [write_run(tmp_path / "h", 0.8), write_run(tmp_path / "n", 0.9, zo={"estimator": "none"})]
+    found = groups.group([*runs, write_run(tmp_path / "f", 0.9, **FEDAVG)])
+    assert [groups.recovery(g, found) for g in found] == [None] * 3
+
+
 @pytest.mark.parametrize(
     "zo",
     [

@@ -37,10 +37,13 @@ def printed(*arguments: str) -> str:
 def test_the_plan_of_a_run() -> None:
     """12 clients in 3 tiers, K = 4, T = 30; R is the 4 of boundary 1, whose bottoms have 144 numbers."""
     found = json.loads(printed(CONFIG, "--json", "--coverage", "5"))
-    assert (found["clients"], found["cohort"], found["rounds"], found["draws"]) == (12, 4, 30, 160)
-    assert len(found["preferred"]) == 4 and found["preference"] == 0.25
+    (part,) = found["segments"]
+    assert (part["clients"], part["cohort"], found["rounds"], found["draws"]) == (12, 4, 30, 160)
+    assert (part["first_round"], part["last_round"], part["rounds"], part["left_out"]) == (1, 30, 30, 0)
+    assert part["boundaries"] == {"1": 4, "2": 4, "3": 4}
+    assert len(part["preferred"]) == 4 and found["preference"] == 0.25
     assert found["largest_preference"] == 0.5
-    for row, beta in zip(found["rows"], BETAS, strict=True):
+    for row, beta in zip(part["rows"], BETAS, strict=True):
         assert row["preference"] == beta and row["skew"] == pytest.approx(2 * beta**2)
         assert row["inclusion"] == pytest.approx([(1 - beta) / 3 + beta, (1 - beta) / 3])
         assert row["participations"] == pytest.approx([30 * x for x in row["inclusion"]])
@@ -48,9 +51,9 @@ def test_the_plan_of_a_run() -> None:
                                                "3": 4 * row["inclusion"][1]})  # fmt: skip
         drawn, expected = row["drawn"]["uplink"], row["totals"]["uplink"]
         assert drawn["mean"] == pytest.approx(expected, rel=0.05) and drawn["largest"] >= drawn["mean"]
-    means = [row["totals"]["uplink"] for row in found["rows"]]
+    means = [row["totals"]["uplink"] for row in part["rows"]]
     assert means == sorted(means) and means[0] < means[-1]  # a preference for small bottoms uploads more
-    dimensions = [row["dimension"] for row in found["rows"]]
+    dimensions = [row["dimension"] for row in part["rows"]]
     assert dimensions[0] == pytest.approx(1 + (144 + 416 + 688) / 3 / 2) and dimensions[-1] < dimensions[0]
 
 
@@ -59,8 +62,9 @@ def test_the_drawn_rounds_are_the_runs_own() -> None:
     profile = {1: 1.0, 2: 1000.0, 3: 1e6}
     found = plan(session, [0.25], memory=profile, draws=30)
     totals = [sum(profile[session.boundaries[c]] for c in session.draw(t, 0)) for t in range(1, 31)]
-    assert found["rows"][0]["drawn"]["memory"]["mean"] == pytest.approx(np.mean(totals))
-    assert found["rows"][0]["drawn"]["memory"]["largest"] == pytest.approx(max(totals))
+    (row,) = found["segments"][0]["rows"]
+    assert row["drawn"]["memory"]["mean"] == pytest.approx(np.mean(totals))
+    assert row["drawn"]["memory"]["largest"] == pytest.approx(max(totals))
 
 
 def test_tables_for_people() -> None:
@@ -71,8 +75,9 @@ def test_tables_for_people() -> None:
 
 def test_a_method_without_a_preference_has_one_row() -> None:
     found = json.loads(printed(str(ROOT / "configs/synthetic/fedavg.toml"), "--json"))
-    assert [row["preference"] for row in found["rows"]] == [0.0] and found["preferred"] == []
-    assert found["rows"][0]["inclusion"][0] is None
+    (part,) = found["segments"]
+    assert [row["preference"] for row in part["rows"]] == [0.0] and part["preferred"] == []
+    assert part["rows"][0]["inclusion"][0] is None
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

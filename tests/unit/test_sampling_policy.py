@@ -60,11 +60,11 @@ def test_a_uniform_policy_prefers_nobody() -> None:
 def test_coverage() -> None:
     assert [coverage(beta, 30, 6, 160) for beta in (0, 0.25, 0.5, 0.75)] == [32, 24, 16, 8]
     for m in (8, 16, 24, 32):
-        assert coverage(largest_preference(m, 30, 6, 160), 30, 6, 160) == pytest.approx(m)
+        assert coverage(largest_preference(m, (30, 6, 160)), 30, 6, 160) == pytest.approx(m)
     assert never_seen(0.75, 30, 6, 160) == pytest.approx(0.95**160)
     for m in (32.01, -1, math.nan):
         with pytest.raises(ConfigError, match="between 0 and K T / N"):
-            largest_preference(m, 30, 6, 160)
+            largest_preference(m, (30, 6, 160))
 
 
 def test_round_averages_of_figure_2() -> None:

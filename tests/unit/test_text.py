@@ -193,6 +193,7 @@ def test_the_facts_say_what_the_data_is_and_quote_none_of_it(tokenizer: Any) -> 
 
 
 def test_cut_texts_are_counted_and_said(tokenizer: Any) -> None:
+    """C40: the share of texts that do not fit is said."""
     rows = [{"text": "film " * (40 if i < 3 else 2) + str(i), "label": i % 2} for i in range(10)]
     facts = text_task(_data(train=rows, divided=Partition(clients=2)), _llama(), tokenizer, length=20).facts
     assert facts["truncated"] == {"train": 3, "evaluation": 0}
@@ -223,6 +224,7 @@ def _client_files(folder: Path, counts: Sequence[int]) -> str:
 
 
 def test_files_are_clients_and_an_empty_one_is_idle(tmp_path: Path) -> None:
+    """C43."""
     data = _data(train=_client_files(tmp_path, [5, 0, 7]), divided=Partition("files"))
     assert data.clients == ("site-0", "site-1", "site-2")
     assert [len(shard) for shard in data.shards] == [5, 0, 7]

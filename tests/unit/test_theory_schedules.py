@@ -19,7 +19,7 @@ from hofl.theory.schedules import (
     probing_noise,
 )
 
-ADAPTIVE = Schedule("adaptive", start=0.75, end=0.0)
+MEASURED = Schedule("measured", start=0.75, end=0.0)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
@@ -45,18 +45,18 @@ def test_constant_is_constant() -> None:
     assert {preference(Schedule("constant", 0.5, 0.1), t, 9, 3) for t in range(1, 10)} == {0.5}
 
 
-def test_adaptive_before_it_knows_and_at_its_limits() -> None:
-    assert preference(ADAPTIVE, 5, 9, 30) == 0.75
-    assert preference(ADAPTIVE, 5, 9, 30, Measured(1, 1, 5, 1)) == 0.75  # no drift measured yet
-    assert preference(ADAPTIVE, 5, 9, 30, Measured(1, 1, 5, 1, -1, 1)) == 0.75  # noise and no drift at all
-    assert preference(ADAPTIVE, 5, 9, 30, Measured(5, 1, 1, 1, 1, 1)) == 0.0  # R is the noisier one
-    assert preference(Schedule("adaptive", 0.75, 0.1), 5, 9, 30, Measured(1, 1, 1.1, 1, 9, 1)) == 0.1
+def test_measured_before_it_knows_and_at_its_limits() -> None:
+    assert preference(MEASURED, 5, 9, 30) == 0.75
+    assert preference(MEASURED, 5, 9, 30, Measured(1, 1, 5, 1)) == 0.75  # no drift measured yet
+    assert preference(MEASURED, 5, 9, 30, Measured(1, 1, 5, 1, -1, 1)) == 0.75  # noise and no drift at all
+    assert preference(MEASURED, 5, 9, 30, Measured(5, 1, 1, 1, 1, 1)) == 0.0  # R is the noisier one
+    assert preference(Schedule("measured", 0.75, 0.1), 5, 9, 30, Measured(1, 1, 1.1, 1, 9, 1)) == 0.1
 
 
-def test_adaptive_is_the_minimum_of_the_relaxation_on_its_line() -> None:
+def test_measured_is_the_minimum_of_the_relaxation_on_its_line() -> None:
     """(14) with c = (Lh/K) v along (1 - beta) u + beta r, by a fine grid, and below it water-filling."""
     n, cohort, v_r, v_o, drift = 20, 4, 1.0, 9.0, 0.4
-    beta = preference(ADAPTIVE, 5, 9, n, Measured(v_r, 1, v_o, 1, drift, 1))
+    beta = preference(MEASURED, 5, 9, n, Measured(v_r, 1, v_o, 1, drift, 1))
     costs = np.where(np.arange(n) < cohort, v_r, v_o) / cohort
 
     def objective(p: np.ndarray) -> float:
@@ -99,7 +99,7 @@ def test_observe_tells_noise_from_drift() -> None:
     assert measured.other / measured.other_weight == pytest.approx(exact[6], rel=0.15)
     drift = 6 / 5 * steps**2 * d  # of a sample of six, half of each kind
     assert measured.drift / measured.drift_weight == pytest.approx(drift, rel=0.15)
-    assert 0 < preference(Schedule("adaptive", 0.9), 9, 99, 6, measured) < 0.9
+    assert 0 < preference(Schedule("measured", 0.9), 9, 99, 6, measured) < 0.9
 
 
 def test_a_round_without_news_leaves_what_is_known() -> None:
@@ -122,3 +122,20 @@ def test_policy_of_a_round() -> None:
         assert moved.preferred == base.preferred and math.isclose(
             skew(moved.shares), 4 * beta**2, abs_tol=1e-12
         )
+
+
+def test_noise_is_of_the_law_of_directions() -> None:
+    """(d + 1) / q, (d - 1) / q, and 0 where all rows of a Hadamard matrix are probed."""
+    update = np.array([2.0, 2.0, 2.0, 2.0], dtype=np.float32)
+    for family, kappa in (("gaussian", 5 / 4), ("rademacher", 3 / 4), ("sphere", 3 / 4), ("hadamard", 0.0)):
+        client = Participation(True, 4, probes=4, steps=2, update=update, family=family)
+        assert probing_noise(client) == pytest.approx(16 * kappa / (2 + kappa))
+
+
+def test_squares_of_long_updates_are_exact_to_float64() -> None:
+    """Across the blocks that are added elementwise, against an exact sum."""
+    update = np.random.default_rng(4).normal(size=40_001).astype(np.float32)
+    exact = math.fsum(float(x) ** 2 for x in update)
+    kappa = 40_002 / 3
+    client = Participation(False, 40_001, probes=3, steps=5, update=update)
+    assert probing_noise(client) == pytest.approx(exact * kappa / (5 + kappa), rel=1e-14)

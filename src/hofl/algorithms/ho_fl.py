@@ -10,7 +10,7 @@ Symbols: N clients, K cohort, T rounds, E ``steps``, q ``probes``, mu ``radius``
 
 Deviations: one root key in place of E q seeds; scalars are rounded to float32 before they are used; a
 digest of the bottom, so a replay that differs is refused; clients that fail are left out of the mean;
-the estimator is a choice (``forward`` is the paper's).
+the estimator is a choice (``forward`` is the paper's); a round can be measured for a preference that moves.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from hofl.core.optimizers import Optimizer
 from hofl.core.record import Record
 from hofl.core.replay import Step, digest, replay_
 from hofl.errors import ClientError, RecordError
-from hofl.protocol import aggregate
+from hofl.protocol import aggregate, measuring
 from hofl.protocol.base import Algorithm, Call, Entry, Memory, Outcome, RoundVoid, Vector
 from hofl.protocol.probing import Probing, agreement_of, checks, root_key, step_directions, zo_signal
 from hofl.tasks.base import Batch, Task
@@ -38,9 +38,16 @@ Boundaries = Sequence[int] | Callable[[int, int], int]
 
 
 def ho_fl(
-    layout: Layout, boundaries: Boundaries, training: aggregate.Training, probing: Probing
+    layout: Layout,
+    boundaries: Boundaries,
+    training: aggregate.Training,
+    probing: Probing,
+    preferred: measuring.Preferred | None = None,
 ) -> Algorithm:
-    """HO-FL over ``layout``; a client's boundary stays as it is while it takes part in a round."""
+    """HO-FL over ``layout``; a client's boundary stays as it is while it takes part in a round.
+
+    With ``preferred`` the state measures what a schedule of the preference follows; without it, nothing.
+    """
     boundary_of = boundaries if callable(boundaries) else lambda _, client: boundaries[client]
 
     def plan(state: Record, client: int) -> Record:
@@ -50,6 +57,7 @@ def ho_fl(
         # A full first-order client, or a frozen bottom, has no directions and gets no key.
         values |= {"boundary": boundary, "layout": layout.fingerprint, **probing.to_values()}
         values["probes"] *= int(layout.bottom_size(boundary) > 0)
+        values |= {"preferred": preferred(values["round"], client)} if preferred else {}
         root = root_key(training.seed, client, values["round"]).array()
         return Record({"seeds/root": root} if values["probes"] else {}, values)
 
@@ -64,22 +72,22 @@ def ho_fl(
         failures = dict(replies.failures)
         delta = partial(reconstruct, layout, state.arrays["weights/vector"])
         parts = aggregate.verified(plans, replies, delta, entries, failures)
-        moved = aggregate.advance(state, parts)
+        moved = measuring.advance(layout, state, parts)
         if len(entries) < training.quorum:
             raise RoundVoid(failures)
         row = {"boundaries": [plans[i].values["boundary"] for i in cohort], **aggregate.loss_row(entries)}
         row["replay_ok"] = not any(aggregate.MISMATCH in why for why in failures.values())
-        probed = [e.reply for e in entries if e.plan.values["probes"]]
-        sums = (agreement_of(reply) for reply in probed)
+        sums = (agreement_of(e.reply) for e in entries if e.plan.values["probes"])
         row["zo_signal"] = zo_signal(sums, probing.estimator)
         return Outcome(moved, tuple(entries), row, failures)
 
     def rebuild(state: Record, entries: Sequence[Entry]) -> Record:
         """The round again from its entries."""
         parts = ((e, reconstruct(layout, state.arrays["weights/vector"], e)) for e in entries)
-        return aggregate.advance(state, parts)
+        return measuring.advance(layout, state, parts)
 
-    return Algorithm(partial(aggregate.initial_state, training), play, rebuild, {"local_steps": local_steps})
+    init = partial(measuring.initial_state, training, preferred is not None)
+    return Algorithm(init, play, rebuild, {"local_steps": local_steps})
 
 
 def hybrid_step(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hofl compare``: tables, verdicts and curves of finished runs."""
+"""``hofl compare``: tables, verdicts and curves of finished runs, and what papers report beside them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from hofl.errors import ConfigError
 
 if TYPE_CHECKING:
     from hofl.report.groups import Group
+    from hofl.report.tables import Table
 
 
 _SHOWN = 21
@@ -26,21 +27,20 @@ def compare(
 ) -> None:
     """Compare runs over seeds by examples and bytes: tables, a verdict for each pair, curves."""
     from hofl import read_run
-    from hofl.report import compare as report
     from hofl.report import groups
 
     found = groups.group([read_run(folder) for folder in runs])
-    result = report.to_json(found)
-    try:
-        write(found, out)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}; name a folder that can be written") from None
+    result = write(found, out)
     if json:
         return print_json(result)
-    for table in report.tables(found):
+    show(found, result["verdicts"], out)
+
+
+def show(groups: list["Group"], lines: list[str], out: Path) -> None:
+    """Print the tables and verdicts of runs that :func:`write` has written into a folder."""
+    for table in _tables(groups):
         print_table(table)
         say("")
-    lines = result["verdicts"]
     for line in lines if len(lines) <= _SHOWN else ():
         say(line)
     if len(lines) > _SHOWN:
@@ -49,19 +49,44 @@ def compare(
     say(f"written to {out}: compare.md, compare.json, compare.png")
 
 
-def write(groups: list["Group"], out: Path) -> None:
-    """Write ``compare.md``, ``compare.json`` and ``compare.png`` into a folder, replacing older ones."""
+def write(groups: list["Group"], out: Path) -> dict[str, Any]:
+    """Write ``compare.md``, ``compare.json`` and ``compare.png`` into a folder, replacing older ones.
+
+    Returns:
+        what is in ``compare.json``.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
     import json as encoder
 
+    from hofl.presets import cells
+    from hofl.presets.beside import beside, published_values
     from hofl.report import compare as report
     from hofl.report.plots import plot
     from hofl.report.tables import clean, to_markdown
 
-    out.mkdir(parents=True, exist_ok=True)
-    tables = [to_markdown(table) for table in report.tables(groups)]
-    found = [f"- {clean(line)}" for line in report.verdicts(groups)]
-    (out / "compare.md").write_text("\n".join([*tables, *found, ""]), encoding="utf-8")
-    (out / "compare.json").write_text(
-        encoder.dumps(report.to_json(groups), indent=2, allow_nan=False) + "\n", encoding="utf-8"
-    )
-    plot(groups, out / "compare.png")
+    result = report.to_json(groups)
+    result["published"] = published_values(beside(groups, cells()))
+    found = [f"- {clean(line)}" for line in result["verdicts"]]
+    text = "\n".join([*map(to_markdown, _tables(groups)), *found, ""])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "compare.md").write_text(text, encoding="utf-8")
+        (out / "compare.json").write_text(
+            encoder.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        plot(groups, out / "compare.png")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; name a folder that can be written") from None
+    return result
+
+
+def _tables(groups: list["Group"]) -> list["Table"]:
+    """The report's, and what papers say of the same cells, where there are some."""
+    from hofl.presets import cells
+    from hofl.presets.beside import beside, published_table
+    from hofl.report import compare as report
+
+    lines = beside(groups, cells())
+    return [*report.tables(groups), *([published_table(lines)] if lines else [])]

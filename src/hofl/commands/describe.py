@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hofl.report.rows import amount
 from hofl.report.tables import Table, number, seconds, size
+from hofl.tasks.metric_names import LOWER_IS_BETTER, beside, metric_of
 
 if TYPE_CHECKING:
     from hofl.config import Config
@@ -242,14 +243,18 @@ def cohort(session: "Session") -> str:
     if not plan.preferred:
         return f"{base}, uniform{idlers}"
     names = [session.task.clients[session.able[place]] for place in plan.preferred]
-    return f"{base}, preference {config.cohort.preference:g} for {_few(names)}{idlers}"
+    moved = config.cohort.schedule != "constant"
+    later = f" at first ({config.cohort.schedule} to {config.cohort.final:g})" if moved else ""
+    return f"{base}, preference {config.cohort.preference:g}{later} for {_few(names)}{idlers}"
 
 
 def line(row: dict[str, Any], rounds: int) -> str:
     """A round in one line."""
     metrics = row["metrics"] or {}
-    parts = [f"round {row['round']}/{rounds}", f"accuracy {number(metrics.get('accuracy'))}"]
-    parts += [f"(balanced {number(metrics.get('balanced_accuracy'))}, n {metrics.get('n')})"]
+    metric = metric_of(metrics)
+    heading, second = beside(metric)
+    parts = [f"round {row['round']}/{rounds}", f"{metric} {number(metrics.get(metric))}"]
+    parts += [f"({heading} {number(metrics.get(second))}, n {metrics.get('n')})"]
     if row["loss"] is not None:
         parts += [f"training loss {number(row['loss'], 4)}"]
     if row["zo_signal"] is not None:
@@ -261,13 +266,12 @@ def line(row: dict[str, Any], rounds: int) -> str:
 def result(end: dict[str, Any]) -> Table:
     """What a finished run came to, from its summary."""
     metric = end["metric"]
-    n = int(metric["n"])
+    n, name = int(metric["n"]), str(metric["name"])
+    weight = f"{end['tokens']} tokens" if name in LOWER_IS_BETTER else f"one is {1 / max(n, 1):.4f}"
+    second = beside(name)[1]
     rows = (
-        (
-            f"{metric['name']} of the final model (n = {n}, one is {1 / max(n, 1):.4f})",
-            number(metric["value"]),
-        ),
-        ("balanced accuracy", number(end.get("balanced_accuracy"))),
+        (f"{name} of the final model (n = {n}, {weight})", number(metric["value"])),
+        (second.replace("_", " "), number(end.get(second))),
         ("zero-shot", number(end.get("zero_shot"))),
         ("majority class", number(end.get("majority_class"))),
         ("rounds", str(end["rounds"])),

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
+import click
 import typer
 
 from hofl.commands.output import print_json, print_table, say
+from hofl.errors import ConfigError
 from hofl.report.tables import Table
 
 Entry = dict[str, Any]
@@ -19,15 +21,24 @@ class What(StrEnum):
     ALGORITHMS = "algorithms"
     TASKS = "tasks"
     MODELS = "models"
+    PRESETS = "presets"
 
 
 def list_(
-    what: Annotated[What | None, typer.Argument(help="One kind; all if left out.")] = None,
+    what: Annotated[What | None, typer.Argument(help="One kind; all but presets if left out.")] = None,
+    filter: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILTER ...]", help="Of presets: those that have all these words."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """List algorithms, tasks and models."""
-    kinds = [what] if what else list(What)
+    """List algorithms, tasks, models or presets."""
+    if filter and what is not What.PRESETS:
+        raise click.UsageError("FILTER is for presets: hofl list presets FILTER")
+    kinds = [what] if what else [kind for kind in What if kind is not What.PRESETS]
     found = {title: entries for kind in kinds for title, entries in _LISTS[kind]().items()}
+    if what is What.PRESETS:
+        found = {"presets": _filtered(found["presets"], filter or [])}
     if json:
         return print_json(next(iter(found.values())) if len(found) == 1 else found)
     for title, entries in found.items():
@@ -58,7 +69,12 @@ NOTES = {
         "E local steps, tau the server's, k between two uploads; A numbers of one boundary activation;",
         "y labels and lengths of a batch; lag rounds since the client was in step.",
         "Papers, rates and estimators: hofl list algorithms --json",
-    )
+    ),
+    "presets": (
+        "In percent, with the sample SD over seeds. With -recommended after its name: what hofl recommends.",
+        "Its configuration: hofl preset NAME. To run it: hofl sweep NAME --out runs/papers",
+    ),
+    "models": ("Blocks and boundaries are what hofl plan and cohort.boundaries count in.",),
 }
 """Lines under a table."""
 
@@ -86,6 +102,8 @@ def _tasks() -> dict[str, list[Entry]]:
 
     tasks = [
         {"task.name": "text", "is": "classification of texts by label words or a trained head"},
+        {"task.name": "generation", "is": "answers to questions as text, scored by F1 and exact match"},
+        {"task.name": "language", "is": "next tokens of plain text files, scored by perplexity"},
         {"task.name": "vision", "is": "classification of small images; sklearn:digits needs no download"},
         {"task.name": "synthetic", "is": "clouds of points and a small network: seconds, no files"},
     ]
@@ -93,7 +111,8 @@ def _tasks() -> dict[str, list[Entry]]:
         {
             "task.template": t.id,
             "columns": ", ".join(t.fields),
-            "answers": ", ".join(w.strip() for w in t.words) or "a trained head",
+            "answers": ", ".join(w.strip() for w in t.words)
+            or ("generated text" if t.generated else "a trained head"),
             "prompt": t.pattern.replace("\n", " / "),
         }
         for t in TEMPLATES.values()
@@ -121,12 +140,53 @@ def _models() -> dict[str, list[Entry]]:
         },
         {"model.source": "tiny:FAMILY", "is": "a random tiny model with a word-hash tokenizer, for trials"},
     ]
+    from hofl.memory.named import MODELS
+
+    models = [
+        {
+            "model": name,
+            "model.source": model.source,
+            "parameters": f"{model.parameters:,}",
+            "blocks": model.blocks,
+            "boundaries of three tiers": ", ".join(map(str, model.boundaries)),
+        }
+        for name, model in MODELS.items()
+    ]
     families = [{"family": name, "trial": f"tiny:{name}"} for name in FAMILIES]
-    return {"sources": sources, "families": families}
+    return {"sources": sources, "models": models, "families": families}
+
+
+def _presets() -> dict[str, list[Entry]]:
+    from hofl.presets import presets
+
+    return {
+        "presets": [
+            {
+                "preset": preset.name,
+                "in": preset.tables,
+                "published": ", ".join(f"{p.metric} {p.shown}" for p in preset.published),
+            }
+            for preset in presets().values()
+            if not preset.recommended
+        ]
+    }
+
+
+def _filtered(entries: list[Entry], words: list[str]) -> list[Entry]:
+    """The entries in which all of the words occur, in any case.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [entry for entry in entries if all(w.lower() in " ".join(entry.values()).lower() for w in words)]
+    if not found:
+        raise ConfigError(f"no preset has {' and '.join(words)}; hofl list presets shows all {len(entries)}")
+    return found
 
 
 _LISTS: dict[What, Callable[[], dict[str, list[Entry]]]] = {
     What.ALGORITHMS: _algorithms,
     What.TASKS: _tasks,
     What.MODELS: _models,
+    What.PRESETS: _presets,
 }

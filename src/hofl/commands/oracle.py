@@ -7,6 +7,7 @@ SGD, so the local steps are SGD whatever the configuration's optimizer, at ``eta
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.ho_fl import reconstruct
+from hofl.build import build_algorithm
 from hofl.commands.output import print_table, say
+from hofl.commands.segments import alone, say_segment
 from hofl.config import Config, OptimizerConfig
 from hofl.core.record import Record
 from hofl.core.sampling import Policy
@@ -33,7 +36,12 @@ CHUNK = 64
 
 
 def run_oracle(
-    config: Config, betas: Sequence[float], runs: int = 8, floor: float = 0.25, smoothness: float = 1.0
+    config: Config,
+    betas: Sequence[float],
+    runs: int = 8,
+    floor: float = 0.25,
+    smoothness: float = 1.0,
+    round_number: int = 1,
 ) -> dict[str, Any]:
     """Estimate a_i, v_i and g at the start of a run, solve (13) and (14), compare the policies.
 
@@ -43,6 +51,7 @@ def run_oracle(
         runs: R, local runs of each client, at least 2.
         floor: epsilon.
         smoothness: L.
+        round_number: of the segment whose boundaries and clients are taken; the weights are the run's first.
 
     Raises:
         ConfigError: the method has no preference, or a setting is out of range.
@@ -58,10 +67,14 @@ def run_oracle(
     rate = STEP / (smoothness * config.local.steps)
     sgd = OptimizerConfig(name="sgd", lr=rate, weight_decay=0.0)
     zo = config.zo.model_copy(update={"optimizer": sgd})
-    session = prepare(config.model_copy(update={"optimizer": sgd, "zo": zo}))
+    session, span = alone(prepare(config), round_number)
+    changed = config.model_copy(update={"optimizer": sgd, "zo": zo})  # boundaries stay those of the run
+    algorithm = build_algorithm(changed, session.seen, session.boundaries)
+    session = replace(session, config=changed, algorithm=algorithm)
     gradient = objective_gradient(session)
     known = optimal_sampling.statistics(local_runs(session, runs, rate), gradient)
-    return _compared(session, known, betas, floor) | {"runs": runs, "rate": rate, "floor": floor}
+    found = _compared(session, known, betas, floor) | span.to_json()
+    return found | {"runs": runs, "rate": rate, "floor": floor}
 
 
 def local_runs(session: Session, runs: int, rate: float) -> Iterator[NDArray[np.float64]]:
@@ -145,6 +158,7 @@ def show_oracle(found: dict[str, Any]) -> None:
         f"oracle: {found['runs']} local runs of each client from the start, SGD at rate {found['rate']:.3g}; "
         f"shares of at least {found['floor']:g} of a uniform one"
     )
+    say_segment(found)
     own = f"preference {found['preference']:g}"
     rows = tuple(
         (

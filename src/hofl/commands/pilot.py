@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hofl.algorithms import ALGORITHMS
 from hofl.build_task import build_task
 from hofl.commands.output import print_table, say
+from hofl.commands.segments import alone, say_segment
 from hofl.config import Config
 from hofl.core.keys import Key
 from hofl.core.record import Record
@@ -76,13 +77,16 @@ def hold_out(task: Task) -> tuple[Task, list[NDArray[np.int64]]]:
     return replace(task, shards=kept), held
 
 
-def run_pilot(config: Config, betas: Sequence[float], seeds: int = 2) -> dict[str, Any]:
+def run_pilot(
+    config: Config, betas: Sequence[float], seeds: int = 2, round_number: int = 1
+) -> dict[str, Any]:
     """Run the pilot of a configuration; nothing is written.
 
     Args:
         config: of the run that is to come.
         betas: the candidates, ascending.
         seeds: runs of each.
+        round_number: of the segment whose boundaries and clients are taken; runs start as the run does.
 
     Returns:
         the rungs with every candidate's mean loss, the recommended preference, and whether it was decided.
@@ -95,7 +99,7 @@ def run_pilot(config: Config, betas: Sequence[float], seeds: int = 2) -> dict[st
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
     task, held = hold_out(build_task(config))
-    session = prepare(config, task=task)
+    session, span = alone(prepare(config, task=task), round_number)
     scored = [client for client in session.able if len(held[client])]
     if not scored or not session.policy.preferred:
         why = "all clients cost the same" if scored else "no client has an example to hold back"
@@ -103,7 +107,8 @@ def run_pilot(config: Config, betas: Sequence[float], seeds: int = 2) -> dict[st
     start = session.algorithm.init(task.model.read())
     blank = np.zeros((seeds, len(scored)))
     pool = [Candidate(b, policy_of_round(session.policy, b), [start] * seeds, blank.copy()) for b in betas]
-    return _halve(session, pool, held, scored) | {"seeds": seeds, "clients": len(scored)}
+    found = _halve(session, pool, held, scored) | span.to_json()
+    return found | {"seeds": seeds, "clients": len(scored)}
 
 
 def _halve(
@@ -204,6 +209,7 @@ def _finite(value: float) -> float | None:
 def show_pilot(found: dict[str, Any]) -> None:
     """A table a rung, best first, and the recommendation."""
     say(f"pilot: {found['seeds']} runs of each, scored on what {found['clients']} clients held back")
+    say_segment(found)
     for rung in found["rungs"]:
         tiers = tuple(rung["candidates"][0]["loss_by_boundary"])
         rows = []

@@ -2,7 +2,8 @@
 """``hofl plan``: what every order needs of memory, compute and uplink, and what fits a budget."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -82,14 +83,14 @@ def plan(
     given = {"batch": batch, "length": length, "probes": probes, "steps": steps, "attention": attention}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     subject, work = subject_and_work(model, dtype and dtype.value, rank, alpha)
-    from hofl.memory.plan import ALL, recommend, require_backbone
+    from hofl.memory.plan import ALL, recommend
     from hofl.memory.plan import plan as trace
 
     chosen = tuple(map(str, estimator)) if estimator else ALL
-    found = trace(subject, replace(work, **changed), chosen, told=(tell := progress("tracing", json)))
-    tell("")
-    for text in budget or []:  # a device of a fleet that is too small is left out with the reason instead
-        require_backbone(found, budgets[text], margin)
+    # a device of a fleet that is too small is no error: it is told that nothing fits
+    least = [budgets[text] for text in budget or []]
+    with progress("tracing", json) as tell:
+        found = trace(subject, replace(work, **changed), chosen, told=tell, budgets=least, margin=margin)
     answers = {name: recommend(found, size_, margin) for name, size_ in budgets.items()}
     if out:
         _draw(found, budgets, out)
@@ -145,16 +146,21 @@ def subject_and_work(
     return replace(subject, **changed), work
 
 
-def progress(doing: str, quiet: bool) -> Callable[[str], None]:
-    """What shows on a terminal what is done next, on one line of standard error; an empty text ends it."""
+@contextmanager
+def progress(doing: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What shows on a terminal what is done next, on a line of standard error that ends up clear."""
     if quiet or not sys.stderr.isatty():
-        return lambda what: None
+        yield lambda what: None
+        return
 
     def _tell(what: str) -> None:
         sys.stderr.write(f"\r\x1b[K{doing} {what} ..." if what else "\r\x1b[K")
         sys.stderr.flush()
 
-    return _tell
+    try:
+        yield _tell
+    finally:
+        _tell("")
 
 
 def _draw(found: "Plan", budgets: dict[str, int], out: Path) -> None:

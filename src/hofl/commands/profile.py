@@ -29,21 +29,19 @@ def profile(
     quiet_libraries()
     from hofl.memory.profile import profile as measure
 
-    tell = progress("measuring", json)
-    rows = measure(config, file, repeats, tell)
-    tell("")
+    with progress("measuring", json) as tell:
+        rows = measure(config, file, repeats, tell)
     if json:
         return print_json({"config": file, "rows": rows})
     print_table(table(rows))
-    counted = "tracked storages, without NumPy's arrays" if rows[0]["device"] == "cpu" else "CUDA's allocator"
-    say(
-        f"measured: the model and {counted}; the most of {repeats} processes, one complete participation each"
-    )
+    for line in reading(rows, repeats):
+        say(line)
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """Plan and measurement side by side."""
-    columns = ("participation", "batches", "attention", "plan", "measured", "plan / measured", "resident set")
+    measured = ("participation", "batches seen", "attention", "plan", "measured", "plan / measured")
+    columns = (*measured, "process", "before it", "budget needs")
     cells = tuple(
         (
             row["label"],
@@ -53,7 +51,22 @@ def table(rows: list[dict[str, Any]]) -> Table:
             size(row["tracked_bytes"]),
             f"{row['ratio']:.3f}",
             size(row["rss_bytes"]),
+            size(row["idle_bytes"]),
+            size(row["planned_at_most"]),
         )
         for row in rows
     )
     return Table("memory of one participation", columns, cells, frozenset({0, 1, 2}))
+
+
+def reading(rows: list[dict[str, Any]], repeats: int) -> list[str]:
+    """What the columns are."""
+    on_cpu = rows[0]["device"] == "cpu"
+    counted = "the storages that it made, without NumPy's arrays" if on_cpu else "CUDA's allocator"
+    kind = "resident set" if on_cpu else "allocated memory"
+    many = f"the most of {repeats} processes" if repeats > 1 else "one process"
+    return [
+        f"plan and measured: the model and {counted}, in one complete participation; {many}",
+        f"process: the peak of its {kind}; before it: the same while the model was loaded and checked",
+        "budget needs: the plan of the run's largest batch with all its arrays, before any margin",
+    ]

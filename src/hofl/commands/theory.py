@@ -9,6 +9,7 @@ import typer
 
 from hofl.commands.arguments import Required
 from hofl.commands.output import print_json, print_table, quiet_libraries, say
+from hofl.commands.segments import HELP, alone, say_segment
 from hofl.errors import ConfigError
 from hofl.report.tables import Table, number
 
@@ -25,6 +26,7 @@ def theory(
     affine: Annotated[float, typer.Option("--affine", help="a_H of Assumption C.4.")] = 0.0,
     heterogeneity: Annotated[float, typer.Option("--heterogeneity", help="zeta^2 of Assumption C.4.")] = 1.0,
     gap: Annotated[float, typer.Option("--gap", help="f(w_0) less its infimum.")] = 1.0,
+    of_round: Annotated[int, typer.Option("--round", help=HELP)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Print the analysis of a configuration: D, constants, horizon, step size, radius and bound."""
@@ -49,19 +51,27 @@ def theory(
 
     with placed(arguments[0], arguments[1:]):
         session = prepare(config)
-    found = diagnostics(session, Assumptions(**given))
+    found = diagnostics(session, Assumptions(**given), of_round)
     return print_json(found) if json else show(found)
 
 
-def diagnostics(session: "Session", assumptions: "Assumptions") -> dict[str, Any]:
+def diagnostics(session: "Session", assumptions: "Assumptions", of_round: int = 1) -> dict[str, Any]:
     """What the analysis says of a session, as JSON values.
+
+    Its policy is fixed, so where budgets change it speaks of one segment, as of a run that begins there: T
+    is its rounds.
 
     Args:
         session: gives clients, boundaries, shares, q, E, T and mu.
         assumptions: the constants that nobody can know.
+        of_round: of the segment that is meant.
+
+    Raises:
+        ConfigError: the run has no such round.
     """
     from hofl.algorithms import ALGORITHMS
 
+    session, span = alone(session, of_round)
     config, layout = session.config, session.task.model.layout
     cuts = [session.boundaries[client] for client in session.able]
     shared = {
@@ -69,10 +79,12 @@ def diagnostics(session: "Session", assumptions: "Assumptions") -> dict[str, Any
         "rate": ALGORITHMS[config.algorithm].rate,
         "assumptions": asdict(assumptions),
         "clients": [_client(session, boundary, assumptions) for boundary in sorted(set(cuts))],
+        **span.to_json(),
     }
+    rounds = span.rounds
     if ALGORITHMS[config.algorithm].boundary == "each":
-        return shared | _ho_fl(session, [layout.bottom_size(b) for b in cuts], assumptions)
-    return shared | _others(session, layout.bottom_size(max(cuts)))
+        return shared | _ho_fl(session, [layout.bottom_size(b) for b in cuts], assumptions, rounds)
+    return shared | _others(session, layout.bottom_size(max(cuts)), rounds)
 
 
 def _client(session: "Session", boundary: int, a: "Assumptions") -> dict[str, Any]:
@@ -90,7 +102,7 @@ def _client(session: "Session", boundary: int, a: "Assumptions") -> dict[str, An
     return {"boundary": boundary, "d_zo": d} | asdict(found)
 
 
-def _ho_fl(session: "Session", d_zo: list[int], a: "Assumptions") -> dict[str, Any]:
+def _ho_fl(session: "Session", d_zo: list[int], a: "Assumptions", rounds: int) -> dict[str, Any]:
     """Theorem C.9 at the run's horizon and at the least one, and of a uniform cohort beside it."""
     from hofl.core.sampling import uniform
     from hofl.theory.convergence import guarantee, preference_cap
@@ -100,9 +112,9 @@ def _ho_fl(session: "Session", d_zo: list[int], a: "Assumptions") -> dict[str, A
     of = partial(guarantee, d_zo=d_zo, probes=config.zo.probes, steps=config.local.steps, assumptions=a)
     even = uniform(clients, cohort).shares
     return {
-        "run": _values(of(policy.shares, rounds=config.rounds)),
+        "run": _values(of(policy.shares, rounds=rounds)),
         "at_least_rounds": _values(of(policy.shares)),
-        "uniform": _values(of(even, rounds=config.rounds)),
+        "uniform": _values(of(even, rounds=rounds)),
         "preference": config.cohort.preference if policy.preferred else 0.0,
         "preference_cap": preference_cap(a.affine, clients, cohort),
         "radius": config.zo.radius,
@@ -114,7 +126,7 @@ def _values(found: "Guarantee") -> dict[str, Any]:
     return asdict(found) | {"bound": found.bound}
 
 
-def _others(session: "Session", d_c: int) -> dict[str, Any]:
+def _others(session: "Session", d_c: int, rounds: int) -> dict[str, Any]:
     """The rate of a system that HO-FL's theorem does not cover, up to its constant."""
     from hofl.build import steps_of
     from hofl.theory import split_rates
@@ -122,7 +134,7 @@ def _others(session: "Session", d_c: int) -> dict[str, Any]:
     config, layout = session.config, session.task.model.layout
     probes = config.zo.probes
     scale = split_rates.Scale(
-        rounds=config.rounds,
+        rounds=rounds,
         d=layout.size,
         d_c=d_c,
         probes=probes,
@@ -134,8 +146,8 @@ def _others(session: "Session", d_c: int) -> dict[str, Any]:
     )
     found: dict[str, Any] = {"rate_value": split_rates.rate(config.algorithm, scale), "scale": asdict(scale)}
     if config.algorithm == "ho_sfl" and d_c:
-        found["step_size"] = split_rates.step_size(config.rounds, d_c, probes)
-        found["radius"] = split_rates.radius(config.rounds, d_c, probes)
+        found["step_size"] = split_rates.step_size(rounds, d_c, probes)
+        found["radius"] = split_rates.radius(rounds, d_c, probes)
     return found
 
 
@@ -159,6 +171,7 @@ _LINES = (
 def show(found: dict[str, Any]) -> None:
     """Tables, and what to make of them."""
     say("diagnostics of the analysis: no run depends on them, and no practical run meets its horizon")
+    say_segment(found)
     say("assumed: " + ", ".join(f"{name} {value:g}" for name, value in found["assumptions"].items()))
     names = ("d_zo", "kappa", "rho2", "omega2", "nu")
     rows = tuple((str(c["boundary"]), *(f"{c[name]:.4g}" for name in names)) for c in found["clients"])

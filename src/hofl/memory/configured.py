@@ -11,6 +11,8 @@ from torch import nn
 
 from hofl.build import optimizer_of, steps_of
 from hofl.build_task import build_task
+from hofl.build_texts import NEW_TOKENS
+from hofl.checks import TEXTS
 from hofl.config import Config, read
 from hofl.errors import ConfigError
 from hofl.memory.subject import Adapters, Subject, Workload, subject_of
@@ -20,6 +22,8 @@ from hofl.tasks.templates import template
 
 def of_config(config: Config) -> tuple[Subject, Workload]:
     """The model and the participation of a run; texts are padded to a common length, so with a mask.
+
+    Where the loss is of many tokens, their logits are in it: of the longest prompt with the longest answer.
 
     Raises:
         HoflError: as building the task does. The weights of a text model are not read.
@@ -39,11 +43,21 @@ def of_config(config: Config) -> tuple[Subject, Workload]:
     model = config.model
     lora = model.lora
     adapters = Adapters(model.train, lora.rank, lora.alpha, lora.targets, model.blocks)
-    if config.task.name != "text":
+    if config.task.name not in TEXTS:
         return _of_network(config, adapters), work
+    if config.task.name != "text":
+        return subject_of(model.source, model.dtype, adapters), _of_tokens(config, work)
     asked = template(config.task.template)
     found = subject_of(model.source, model.dtype, adapters, head=asked.head)
     return found, replace(work, classes=max(2, len(asked.words)))
+
+
+def _of_tokens(config: Config, work: Workload) -> Workload:
+    """The longest text of a task whose loss is of many tokens, and how many."""
+    if config.task.name == "language":
+        return replace(work, scored=work.length)
+    answer = config.task.new_tokens or NEW_TOKENS
+    return replace(work, length=work.length + answer - 1, scored=answer)
 
 
 def _of_network(config: Config, adapters: Adapters) -> Subject:

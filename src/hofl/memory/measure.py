@@ -29,7 +29,8 @@ def measured(config: Config, boundary: int) -> dict[str, Any]:
     Returns:
         ``tracked_bytes`` (the model and the storages alive at most, or the CUDA allocator's), ``rss_bytes``
         (the process's peak, None where it is not known), ``idle_bytes`` (its peak before), ``device``, and
-        the largest ``batch`` and ``length`` (None without tokens) with whether rows were ``padded``.
+        the largest ``batch`` and ``length`` (None without tokens) with whether rows were ``padded``, and
+        ``scored`` as a :class:`~hofl.memory.subject.Workload` has it.
 
     Raises:
         RunFailed: the participation failed.
@@ -61,13 +62,14 @@ def _at(config: Config, boundary: int) -> Config:
 def _shape(session: Session, client: int) -> dict[str, Any]:
     """The batches that the participation saw."""
     config = session.config
-    batches = [
-        session.seen.batch(client, step, config.local.batch).inputs for step in range(config.local.steps)
-    ]
+    seen = [session.seen.batch(client, step, config.local.batch) for step in range(config.local.steps)]
+    batches = [batch.inputs for batch in seen]
+    scored = max(batch.targets.shape[1] if batch.targets.ndim == 2 else 0 for batch in seen)
     masks = [b["attention_mask"] for b in batches if "attention_mask" in b]
     rows = max(len(next(iter(b.values()))) for b in batches)
     length = max((mask.shape[1] for mask in masks), default=None)
-    return {"batch": rows, "length": length, "padded": any(bool((mask == 0).any()) for mask in masks)}
+    padded = any(bool((mask == 0).any()) for mask in masks)
+    return {"batch": rows, "length": length, "scored": scored, "padded": padded}
 
 
 def main() -> int:

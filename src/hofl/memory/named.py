@@ -1,12 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of a few well-known models, so that a plan needs neither their weights nor a network."""
+"""The models of the papers and those of hofl's own studies: where they are, where they are cut, their shapes.
 
-from typing import Any
+With the shape a plan needs neither weights nor a network.
+"""
+
+from typing import Any, NamedTuple
 
 _TIED = {"tie_word_embeddings": True}
 
-NAMED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen2.5-1.5B": (
+
+class Known(NamedTuple):
+    """A model.
+
+    Attributes:
+        source: what ``model.source`` is: a hub id, or a network of hofl's own.
+        boundaries: of three tiers, the most capable first; HO-FL Table 1 for the three it names, about a
+            quarter, a half and three quarters of the blocks for the others.
+        parameters: how many it has, tied ones once.
+        kind: its Hugging Face model type; none for a network that is no transformer.
+        shape: what its ``config.json`` says of shapes.
+    """
+
+    source: str
+    boundaries: tuple[int, int, int]
+    parameters: int
+    kind: str
+    shape: dict[str, Any]
+
+    @property
+    def blocks(self) -> int:
+        """L, what a boundary may be at most."""
+        return int(self.shape["num_hidden_layers"])
+
+
+MODELS: dict[str, Known] = {
+    "Qwen2.5-1.5B": Known(
+        "Qwen/Qwen2.5-1.5B",
+        (8, 16, 24),
+        1_543_714_304,
         "qwen2",
         {
             "vocab_size": 151936,
@@ -19,7 +50,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             **_TIED,
         },
     ),
-    "SmolLM2-135M": (
+    "SmolLM2-135M": Known(
+        "HuggingFaceTB/SmolLM2-135M",
+        (10, 20, 27),
+        134_515_008,
         "llama",
         {
             "vocab_size": 49152,
@@ -32,7 +66,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             **_TIED,
         },
     ),
-    "OPT-125M": (
+    "OPT-125M": Known(
+        "facebook/opt-125m",
+        (3, 6, 9),
+        125_239_296,
         "opt",
         {
             "vocab_size": 50272,
@@ -45,7 +82,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             **_TIED,
         },
     ),
-    "SmolLM3-3B": (
+    "SmolLM3-3B": Known(
+        "HuggingFaceTB/SmolLM3-3B",
+        (9, 18, 27),
+        3_075_098_624,
         "smollm3",
         {
             "vocab_size": 128256,
@@ -58,7 +98,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             **_TIED,
         },
     ),
-    "Llama-3.2-1B": (
+    "Llama-3.2-1B": Known(
+        "meta-llama/Llama-3.2-1B",
+        (4, 8, 12),
+        1_235_814_400,
         "llama",
         {
             "vocab_size": 128256,
@@ -72,7 +115,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             **_TIED,
         },
     ),
-    "Llama-3.1-8B": (
+    "Llama-3.1-8B": Known(
+        "meta-llama/Llama-3.1-8B",
+        (8, 16, 24),
+        8_030_261_248,
         "llama",
         {
             "vocab_size": 128256,
@@ -85,7 +131,10 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
-    "Gemma-3-270M": (
+    "Gemma-3-270M": Known(
+        "google/gemma-3-270m",
+        (5, 9, 14),
+        268_098_176,
         "gemma3_text",
         {
             "vocab_size": 262144,
@@ -100,11 +149,43 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
             **_TIED,
         },
     ),
+    "MiniLM-L6": Known(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        (2, 3, 5),
+        22_713_216,
+        "bert",
+        {
+            "vocab_size": 30522,
+            "hidden_size": 384,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "max_position_embeddings": 512,
+        },
+    ),
+    "ResNet-18": Known("resnet18", (3, 5, 7), 11_173_962, "", {"num_hidden_layers": 10}),
 }
-"""Name -> its Hugging Face model type and what its ``config.json`` says of shapes."""
+"""Every model by the name that the papers give it."""
+
+NAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (model.kind, model.shape) for name, model in MODELS.items() if model.kind
+}
+"""Name -> the Hugging Face model type and the shapes of a transformer."""
 
 
 def find(name: str) -> tuple[str, dict[str, Any]] | None:
-    """The entry of a name, with or without its owner and in any case; None if it is not known."""
+    """The entry of ``NAMED`` of a name; None if it is not known."""
+    return NAMED.get(known(name) or "")
+
+
+def known(name: str) -> str | None:
+    """The name in ``MODELS`` of a name or a source, with or without its owner; None for others."""
     wanted = name.rpartition("/")[2].lower()
-    return next((entry for known, entry in NAMED.items() if known.lower() == wanted), None)
+    return next(
+        (
+            own
+            for own, model in MODELS.items()
+            if wanted in (own.lower(), model.source.lower().rpartition("/")[2])
+        ),
+        None,
+    )

@@ -105,6 +105,11 @@ class Costs:
         """d."""
         return self.sizes[-1]
 
+    @property
+    def backbone(self) -> int:
+        """Bytes of the frozen weights and buffers."""
+        return self.resident - FLOAT * self.trainables
+
     def state(self, d_zo: int) -> int:
         """Bytes kept through all steps: the weights received, those trained, the top's start, the moments."""
         d, (above, below) = self.trainables, self.work.moments
@@ -117,7 +122,7 @@ class Costs:
         d_zo = self.trainables if kind == "zeroth_order" else self.sizes[boundary]
         phases = {**phases, "update": 2 * FLOAT * (self.trainables - d_zo)}
         largest = max(phases, key=lambda name: phases[name])
-        kept = {"backbone": self.resident - FLOAT * self.trainables, "trainables": FLOAT * self.trainables}
+        kept = {"backbone": self.backbone, "trainables": FLOAT * self.trainables}
         parts = kept | {"state": self.state(d_zo), largest: phases[largest]}
         step = computation.Step(boundary / self.blocks, estimator or "none", self.work.probes, checkpointing)
         sizes = Sizes(self.trainables, d_zo, steps=self.work.steps, probes=self._probes(estimator))
@@ -228,6 +233,15 @@ def zeroth_orders(stage: Stage, costs: Costs, estimators: Sequence[str], told: T
         for estimator in (e for e in wanted if _SAME.get(e, e) == traced):
             phases = costs.probing(estimator, found, costs.trainables)
             yield costs.order("zeroth_order", costs.blocks, estimator, False, phases)
+
+
+def least_orders(stage: Stage, costs: Costs, estimators: Sequence[str], told: Told) -> Iterator[Order]:
+    """The orders that run forward passes alone: the least of all is among them, where there are any."""
+    passes = [e for e in estimators if e in ("central", "forward")]
+    yield from zeroth_orders(stage, costs, passes, told)
+    if "none" in estimators:
+        told("bottom, none")
+        yield single(stage, costs, Order("hybrid", costs.blocks, "none", False, 0, 0.0, 0))
 
 
 def to_json(order: Order) -> dict[str, Any]:

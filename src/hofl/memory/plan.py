@@ -12,8 +12,18 @@ from functools import partial
 from typing import Any
 
 from hofl.errors import ConfigError
-from hofl.memory.orders import EXACTNESS, Costs, Order, first_orders, hybrids, single, to_json, zeroth_orders
-from hofl.memory.subject import Subject, Workload, staged
+from hofl.memory.orders import (
+    EXACTNESS,
+    Costs,
+    Order,
+    first_orders,
+    hybrids,
+    least_orders,
+    single,
+    to_json,
+    zeroth_orders,
+)
+from hofl.memory.subject import Stage, Subject, Workload, staged
 from hofl.report.tables import size
 
 MARGIN = 1.1
@@ -40,7 +50,7 @@ class Plan:
     @property
     def backbone(self) -> int:
         """Bytes of the frozen weights and buffers."""
-        return self.rows[0].parts["backbone"]
+        return self.costs.backbone
 
     @property
     def least(self) -> Order:
@@ -89,6 +99,8 @@ def plan(
     estimators: Sequence[str] = ALL,
     checkpointing: Sequence[bool] = (False, True),
     told: Callable[[str], None] = lambda what: None,
+    budgets: Sequence[int] = (),
+    margin: float = MARGIN,
 ) -> Plan:
     """Trace every order of a model.
 
@@ -98,18 +110,37 @@ def plan(
         estimators: that are considered for a bottom.
         checkpointing: whether to consider the plain step, the recomputing one, or both.
         told: called with what is traced next.
+        budgets: bytes; where the backbone alone is larger than one, only the least order is traced.
+        margin: see :data:`MARGIN`.
 
     Raises:
-        ModelError, ConfigError: the model cannot be trained as asked; one line.
+        ModelError: the model cannot be trained as asked; one line.
+        ConfigError: the same, or the backbone is larger than a budget.
     """
     with staged(subject, work) as stage:
         costs = Costs.of(stage, work)
-        rows = [
-            *first_orders(stage, costs, checkpointing, told),
-            *hybrids(stage, costs, estimators, checkpointing, told),
-            *zeroth_orders(stage, costs, estimators, told),
-        ]
-    return Plan(subject, work, costs, tuple(marked(sorted(rows, key=lambda row: row.exactness))))
+        if any(budget < costs.backbone for budget in budgets):
+            least = tuple(least_orders(stage, costs, estimators, told))
+            few = Plan(subject, work, costs, least or _all(stage, costs, estimators, checkpointing, told))
+            for budget in budgets:
+                require_backbone(few, budget, margin)
+        return Plan(subject, work, costs, _all(stage, costs, estimators, checkpointing, told))
+
+
+def _all(
+    stage: Stage,
+    costs: Costs,
+    estimators: Sequence[str],
+    checkpointing: Sequence[bool],
+    told: Callable[[str], None],
+) -> tuple[Order, ...]:
+    """Every order, the most exact first."""
+    rows = [
+        *first_orders(stage, costs, checkpointing, told),
+        *hybrids(stage, costs, estimators, checkpointing, told),
+        *zeroth_orders(stage, costs, estimators, told),
+    ]
+    return tuple(marked(sorted(rows, key=lambda row: row.exactness)))
 
 
 def marked(rows: Sequence[Order]) -> list[Order]:

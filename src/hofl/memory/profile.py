@@ -61,8 +61,10 @@ def profile(
         told: called with what is measured next.
 
     Returns:
-        A row a boundary: the order, the shape, ``planned_bytes`` (with NumPy's state), ``planned_storages``,
-        ``tracked_bytes``, their ``ratio`` (plan to measurement), ``rss_bytes`` and what each repeat found.
+        A row a boundary: the order, the shape, ``planned_bytes`` (with NumPy's state), ``planned_at_most``
+        (the same for the largest batch that the run allows: what a budget must have), ``planned_storages``,
+        ``tracked_bytes``, their ``ratio`` (plan to measurement), ``rss_bytes``, ``idle_bytes`` (before the
+        participation) and what each repeat found.
 
     Raises:
         HoflError: the configuration is at fault. RunFailed: a process died, or the participation failed.
@@ -105,9 +107,9 @@ def _row(order: Order, found: list[dict[str, Any]], subject: Subject, work: Work
     """The largest of the repeats beside the plan for its batches."""
     most = max(found, key=lambda one: int(one["tracked_bytes"]))
     attention: Attention = "mask" if most["padded"] else "causal"
-    seen = replace(work, batch=most["batch"], length=most["length"] or work.length, attention=attention)
-    with staged(subject, seen) as stage:
-        plan = single(stage, Costs.of(stage, seen), order)
+    shape = {"batch": most["batch"], "length": most["length"] or work.length, "scored": most["scored"]}
+    seen = replace(work, attention=attention, **shape)
+    plan, most_asked = _planned(subject, seen, order), _planned(subject, work, order)
     storages = plan.peak_bytes - (plan.parts["state"] if most["device"] == "cpu" else 0)
     return {
         "boundary": order.boundary,
@@ -119,6 +121,7 @@ def _row(order: Order, found: list[dict[str, Any]], subject: Subject, work: Work
         "length": most["length"],
         "attention": attention,
         "planned_bytes": plan.peak_bytes,
+        "planned_at_most": most_asked.peak_bytes,
         "planned_storages": storages,
         "tracked_bytes": most["tracked_bytes"],
         "ratio": round(storages / most["tracked_bytes"], 4),
@@ -126,3 +129,8 @@ def _row(order: Order, found: list[dict[str, Any]], subject: Subject, work: Work
         "idle_bytes": most["idle_bytes"],
         "repeats": [one["tracked_bytes"] for one in found],
     }
+
+
+def _planned(subject: Subject, work: Workload, order: Order) -> Order:
+    with staged(subject, work) as stage:
+        return single(stage, Costs.of(stage, work), order)

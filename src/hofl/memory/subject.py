@@ -20,6 +20,7 @@ from hofl.models.boundary import CutModel, cut
 from hofl.models.load import refuse_code, resolve, restrict_head
 from hofl.models.lora import Train, add_lora, select
 from hofl.models.tiny import tiny_config
+from hofl.tasks.base import Batch, token_cross_entropy
 
 Attention = Literal["causal", "mask"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,6 +40,8 @@ class Workload:
         moments: vectors of optimizer state of the top and of the bottom.
         checkpointing: of the run; a plan has rows with and without.
         classes: outputs of a trained head, or label words.
+        scored: positions at the end of a text whose next tokens the loss is of, each over the whole
+            vocabulary; 0 for label words or a head at the last one.
     """
 
     batch: int = 16
@@ -49,6 +52,7 @@ class Workload:
     moments: tuple[int, int] = (2, 2)
     checkpointing: bool = False
     classes: int = 2
+    scored: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,16 @@ def staged(subject: Subject, work: Workload) -> Iterator[Stage]:
             module = add_lora(module, key=Key.of(0, "init"), **given)  # type: ignore[arg-type]
         select(module, own.train)
     with pretending(module, work.attention == "causal"):
-        if subject.sample is None and not headed:
+        if subject.sample is None and not headed and not work.scored:
             restrict_head(module, list(range(work.classes)))
         model = cut(module, blocks=own.blocks or None, checkpointing=work.checkpointing)
-        targets = torch.zeros(work.batch, dtype=torch.int64)
+        shape = (work.batch, work.scored) if work.scored else (work.batch,)
+        targets = torch.zeros(shape, dtype=torch.int64)
 
         def loss(output: Tensor) -> Tensor:
-            """Cross-entropy at the last position."""
+            """Cross-entropy at the last position, or at the last ones."""
+            if work.scored:
+                return token_cross_entropy(output, Batch({}, targets))
             last = output[:, -1] if output.ndim == 3 else output
             return torch.nn.functional.cross_entropy(last.float(), targets)
 
@@ -145,7 +152,7 @@ def _inputs(model: CutModel, subject: Subject, work: Workload, headed: bool) -> 
         if name in accepted
     }
     if not headed and "logits_to_keep" in accepted:
-        inputs["logits_to_keep"] = torch.tensor([work.length - 1])
+        inputs["logits_to_keep"] = torch.arange(work.length - max(1, work.scored), work.length)
     return inputs
 
 

@@ -59,11 +59,21 @@ def _addmm(*operands: Tensor, **others: Any) -> Tensor | None:
 
 
 def _mul(*operands: Any, **others: Any) -> Tensor | None:
+    if not others and len(operands) == 2 and all(map(varying, operands)):
+        (x, dx), (y, dy) = map(unpack_dual, operands)
+        return make_dual(x * y, (dx * y).add_(x * dy))  # PyTorch's own rule keeps a third of them
     pair = _one_varies(operands, others)
     if pair is None:
         return None
     (x, dx), fixed = pair
     return make_dual(x * fixed, dx * fixed)
+
+
+def _div(*operands: Any, **others: Any) -> Tensor | None:
+    if others or len(operands) != 2 or not varying(operands[0]) or varying(operands[1]):
+        return None
+    (x, dx), fixed = unpack_dual(operands[0]), operands[1]
+    return make_dual(x / fixed, dx / fixed)
 
 
 def _add(*operands: Any, **others: Any) -> Tensor | None:
@@ -104,10 +114,13 @@ def _attention(
     q, slope_k = q * factor, k * factor  # scaled here, where no batch of tangents rides along
     weights = _weights(q, k, attn_mask, is_causal)
     tangents = [] if dv is None else [weights.to(v.dtype) @ dv]
-    slopes = [a @ b.mT for a, b in ((dq, slope_k), (q, dk)) if a is not None and b is not None]
-    if slopes:
-        bent = weights * sum(slopes[1:], slopes[0])
-        tangents.append((bent - weights * bent.sum(-1, keepdim=True)).to(v.dtype) @ v)
+    slopes = ((a, b) for a, b in ((dq, slope_k), (q, dk)) if a is not None and b is not None)
+    bent = None
+    for a, b in slopes:  # in place, and freed at once: with all q they are the largest tensors there are
+        bent = a @ b.mT if bent is None else bent.add_(a @ b.mT)
+    if bent is not None:
+        bent = weights * bent
+        tangents.append(bent.sub_(weights * bent.sum(-1, keepdim=True)).to(v.dtype) @ v)
     return make_dual(out, sum(tangents[1:], tangents[0]))
 
 
@@ -132,6 +145,9 @@ _RULES: dict[Any, Callable[..., Tensor | None]] = {
     torch.mul: _mul,
     torch.Tensor.mul: _mul,
     torch.Tensor.__rmul__: _mul,
+    torch.div: _div,
+    torch.Tensor.div: _div,
+    torch.Tensor.__truediv__: _div,
     torch.add: _add,
     torch.Tensor.add: _add,
     torch.Tensor.__radd__: _add,

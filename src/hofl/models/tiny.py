@@ -48,6 +48,15 @@ class HashTokenizer:
         start = [self.bos_token_id] if add_special_tokens else []
         return {"input_ids": [start + [_token(word) for word in text.split()] for text in texts]}
 
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        return VOCABULARY
+
+    def batch_decode(self, ids: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
+        """A made-up word for each token: a hash has no way back."""
+        kept = [[i for i in row if i > self.eos_token_id or not skip_special_tokens] for row in ids]
+        return [" ".join(f"w{i}" for i in row) for row in kept]
+
 
 def _token(word: str) -> int:
     digest = hashlib.blake2b(word.encode(), digest_size=8).digest()

@@ -18,7 +18,7 @@ from torch import Tensor
 from hofl.core.record import Record
 from hofl.errors import ClientError, RecordError
 from hofl.protocol.base import LARGEST, Call, Entry, Memory, Vector, recorded, shown, usable
-from hofl.tasks.base import Batch, Task
+from hofl.tasks.base import IGNORED, Batch, Task, aligned
 
 Wire = Literal["float32", "bfloat16"]
 IDENTITY = ("run", "round", "client", "step")
@@ -240,22 +240,25 @@ class Top:
 
     def _received(self, sent: Record, bits: NDArray[Any] | None) -> tuple[Tensor, Batch]:
         targets, lengths = sent.arrays.get("labels/targets"), sent.arrays.get("labels/lengths")
-        if bits is None or targets is None or targets.dtype != np.int32 or targets.shape != bits.shape[:1]:
+        if bits is None or targets is None or targets.dtype != np.int32 or targets.ndim > 2:
+            raise RecordError("activations and labels are not of one batch")
+        if targets.shape[:1] != bits.shape[:1] or (targets.ndim == 2 and targets.shape[1] > bits.shape[1]):
             raise RecordError("activations and labels are not of one batch")
         named = sent.values.get("batch_id")
         if not targets.ndim or type(named) is not str or len(named) > 64:
             raise RecordError("activations of no batch: it needs examples and a batch_id")
         if self.batch and len(targets) > self.batch:
             raise RecordError(f"{len(targets)} examples, where a batch has at most {self.batch}")
-        classes = len(self.task.facts.get("labels", ()))
-        if not len(targets) or targets.min() < 0 or (classes and targets.max() >= classes):
+        classes = len(self.task.facts.get("labels", ())) or self.task.facts.get("vocabulary", 0)
+        scored = targets[targets != IGNORED] if targets.ndim == 2 else targets
+        if not scored.size or scored.min() < 0 or (classes and scored.max() >= classes):
             raise RecordError(f"labels outside 0..{classes - 1}")
         device = self.task.model.device
         z = unpack(bits, str(sent.values.get("dtype"))).to(device)
-        if lengths is not None and (lengths.dtype != np.int32 or lengths.shape != targets.shape):
+        if lengths is not None and (lengths.dtype != np.int32 or lengths.shape != targets.shape[:1]):
             raise RecordError("lengths of texts are not of the batch that the labels are of")
         inputs = self.task.top_inputs(lengths, z)
-        return z, Batch(inputs, torch.from_numpy(targets.astype(np.int64)).to(device))
+        return z, aligned(inputs, torch.from_numpy(targets.astype(np.int64)).to(device))
 
     def _run(self, top: Vector, run: Any) -> Any:
         model = self.task.model

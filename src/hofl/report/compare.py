@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hofl.report.budgets import budget_table, budget_values, client_forwards
-from hofl.report.groups import Group, control, evaluation_examples, mean, metric_name
+from hofl.report.groups import Group, control, evaluation_examples, mean, metric_name, recovery
 from hofl.report.tables import Table, count, number, seconds, size, spread
+from hofl.tasks.metric_names import LOWER_IS_BETTER, beside
 
 FEW_SEEDS = "not separable: needs two seeds or more on each side"
 """How a verdict ends that cannot be given."""
@@ -35,9 +36,19 @@ def tables(groups: Sequence[Group]) -> list[Table]:
 
 def summary_table(groups: Sequence[Group]) -> Table:
     """One line a group: the metric, what it is compared with, and what it cost."""
-    columns = ("runs of", "n", metric_name(groups), "balanced", "zero-shot", "majority", "frozen control")
+    metric = metric_name(groups)
+    columns = (
+        "runs of",
+        "n",
+        metric,
+        beside(metric)[0],
+        "zero-shot",
+        "majority",
+        "frozen control",
+        "recovered",
+    )
     spent = ("examples seen", "uplink", "downlink", "client peak memory", "client forwards", "time", "status")
-    rows = tuple(_line(g, control(g, groups)) for g in groups)
+    rows = tuple(_line(g, control(g, groups), recovery(g, groups), beside(metric)[1]) for g in groups)
     return Table(f"Final model, mean ± sample SD over seeds; {_scale(groups)}", columns + spent, rows)
 
 
@@ -56,14 +67,15 @@ def seed_table(groups: Sequence[Group]) -> Table:
 
 def to_json(groups: Sequence[Group]) -> dict[str, Any]:
     """The comparison as plain values."""
-    quality = ("balanced_accuracy", "zero_shot", "majority_class")
+    quality = (beside(metric_name(groups))[1], "zero_shot", "majority_class")
     fields = (*quality, "examples_seen", "bytes_up", "bytes_down", "peak_bytes", "seconds")
     listed = []
     for g in groups:
         base = control(g, groups)
         listed.append(
             {"label": g.label, "n": len(g.values), "mean": g.mean, "sd": g.sd, "values": g.values}
-            | {"frozen_control": base.mean if base else None, "not_finished": g.troubles}
+            | {"frozen_control": base.mean if base else None, "bottom_recovery": recovery(g, groups)}
+            | {"not_finished": g.troubles}
             | {key: g.average(key) for key in fields}
             | {"client_peak_bytes": _client_peak(g), "client_forwards": _forwards(g)}
             | {"runs": [{"folder": str(r.folder), "seed": r.seed, "status": r.status} for r in g.runs]}
@@ -77,13 +89,14 @@ def to_json(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _line(g: Group, base: Group | None) -> tuple[str, ...]:
+def _line(g: Group, base: Group | None, recovered: float | None, second: str) -> tuple[str, ...]:
     trouble = f" ({', '.join(sorted(set(g.troubles)))})" if g.troubles else ""
     shown = (spread(g.mean, g.sd) if g.values else "–") + trouble
     return (
         *(g.label, str(len(g.values)), shown),
-        *(number(g.average(key)) for key in ("balanced_accuracy", "zero_shot", "majority_class")),
-        *(spread(base.mean, base.sd) if base else "–", count(g.average("examples_seen"))),
+        *(number(g.average(key)) for key in (second, "zero_shot", "majority_class")),
+        *(spread(base.mean, base.sd) if base else "–", number(recovered, 2)),
+        count(g.average("examples_seen")),
         *(size(g.average("bytes_up")), size(g.average("bytes_down"))),
         *(size(_client_peak(g)), count(_forwards(g))),
         *(seconds(g.average("seconds")), f"{len(g.values)} of {len(g.runs)} done"),
@@ -102,6 +115,8 @@ def _forwards(g: Group) -> float | None:
 
 def _scale(groups: Sequence[Group]) -> str:
     n = evaluation_examples(groups)
+    if metric_name(groups) in LOWER_IS_BETTER:
+        return f"{n} evaluation texts; less is better"
     return f"{n} evaluation examples, one is {1 / n:.4f}" if n else "no run has finished"
 
 
@@ -111,7 +126,7 @@ def _verdict(a: Group, b: Group) -> str:
         return f"{pair}: not separable: {', '.join(sorted({*a.troubles, *b.troubles}))}"
     if a.mean is None or b.mean is None or a.sd is None or b.sd is None:
         return f"{pair}: {FEW_SEEDS}"
-    best, other = (a, b) if a.mean > b.mean else (b, a)
+    best, other = (a, b) if (a.mean > b.mean) != (metric_name([a]) in LOWER_IS_BETTER) else (b, a)
     if abs(a.mean - b.mean) <= a.sd + b.sd:
         return f"{pair}: not separable: their mean ± SD intervals overlap"
     gap = f"by {abs(a.mean - b.mean):.3f}; their mean ± SD intervals do not overlap"

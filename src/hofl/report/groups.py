@@ -4,12 +4,13 @@
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hofl.errors import DataError
 from hofl.report.labels import flatten, labels
 from hofl.report.rows import RunData, amount
+from hofl.tasks.metric_names import LOWER_IS_BETTER
 from hofl.theory.computation import HYBRID
 
 
@@ -34,6 +35,11 @@ class Group:
     def troubles(self) -> list[str]:
         """Statuses of the runs that did not finish, such as ``diverged@r2``."""
         return [r.status for r in self.runs if r.status != "done"]
+
+    @property
+    def boundaries(self) -> set[int]:
+        """All that its clients had, whoever chose them: the configuration, budgets or the nodes."""
+        return {cut for run in self.runs for cut in boundaries(run).values() if cut is not None}
 
     @property
     def mean(self) -> float | None:
@@ -78,23 +84,84 @@ def group(runs: Sequence[RunData]) -> list[Group]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         groups.setdefault(json.dumps(flatten(run.config), sort_keys=True), []).append(run)
-    members = [tuple(found) for found in groups.values()]
-    names = labels([flatten(found[0].config) for found in members])
-    return [Group(label, found) for label, found in zip(names, members, strict=True)]
+    found = [Group("", tuple(members)) for members in groups.values()]
+    names = labels([flatten(g.runs[0].config) for g in found], [g.boundaries for g in found])
+    return [replace(g, label=label) for g, label in zip(found, names, strict=True)]
+
+
+def boundaries(run: RunData) -> dict[tuple[int, int], int | None]:
+    """The boundaries of a run, by (first round of a segment, client or tier); None for who is left out.
+
+    They are the configuration's; else what the manifest says that nodes declared, or that clients' budgets
+    came to; else those of who has taken part.
+    """
+    given = (run.config.get("cohort") or {}).get("boundaries")
+    if given:
+        return {(1, tier): cut for tier, cut in enumerate(given)}
+    facts = run.manifest.get("facts") or {}
+    if declared := facts.get("boundaries"):
+        return {(1, client): cut for client, cut in enumerate(declared)}
+    segments = (facts.get("budgets") or {}).get("segments") or ()
+    if segments:
+        return {(s["first_round"], i): cut for s in segments for i, cut in enumerate(s["boundaries"])}
+    seen = ((row.get("cohort") or (), row.get("boundaries") or ()) for row in run.rows)
+    return {(1, client): cut for who, cuts in seen for client, cut in zip(who, cuts, strict=False)}
 
 
 def control(of: Group, groups: Sequence[Group]) -> Group | None:
     """The frozen-bottom control of a group: ``zo.estimator = "none"``, all else outside ``[zo]`` the same.
 
-    None for a control itself, and for a method that does not probe bottoms under a trained top.
+    None for a control itself, and for a method that does not probe bottoms under a trained top. Where budgets
+    or nodes choose the boundaries, the control's clients must have got the same ones: it needs less memory,
+    so a budget may allow it another.
     """
     flat = flatten(of.runs[0].config)
-    hybrid = flat.get("algorithm") in HYBRID and any(flat.get("cohort.boundaries", ()))
+    hybrid = flat.get("algorithm") in HYBRID and any(of.boundaries)
     if not hybrid or flat.get("zo.estimator") in (None, "none"):
         return None
     others = [(g, flatten(g.runs[0].config)) for g in groups]
     frozen = [(g, found) for g, found in others if found.get("zo.estimator") == "none"]
-    return next((g for g, found in frozen if _unprobed(found) == _unprobed(flat)), None)
+    alike = (g for g, found in frozen if _unprobed(found) == _unprobed(flat))
+    return next((g for g in alike if _same_boundaries(of, g)), None)
+
+
+def recovery(of: Group, groups: Sequence[Group]) -> float | None:
+    """rho = (hybrid - control) / (FedAvg - control): the part of what a trained bottom is worth that it got.
+
+    Means of the final metric over the seeds that all three have. None without a control and a FedAvg run
+    that are alike in all else, and where FedAvg is not ahead of the control.
+    """
+    frozen = control(of, groups)
+    full = None if frozen is None else _full(of, groups)
+    if frozen is None or full is None:
+        return None
+    by_seed = [
+        {r.seed: float(r.summary["metric"]["value"]) for r in g.finished if r.summary}
+        for g in (of, frozen, full)
+    ]
+    shared = set.intersection(*map(set, by_seed))
+    if not shared:
+        return None
+    ours, least, most = (statistics.fmean(found[seed] for seed in shared) for found in by_seed)
+    gained = least - most if metric_name([of]) in LOWER_IS_BETTER else most - least
+    return (ours - least) / (most - least) if gained > 0 else None
+
+
+def _full(of: Group, groups: Sequence[Group]) -> Group | None:
+    """FedAvg on the same work: its boundary is 0, and with checkpointing its bits are the same."""
+    mine = _common(flatten(of.runs[0].config))
+    others = ((g, flatten(g.runs[0].config)) for g in groups)
+    return next(
+        (g for g, flat in others if flat.get("algorithm") == "fedavg" and _common(flat) == mine), None
+    )
+
+
+def _common(flat: dict[str, Any]) -> dict[str, Any]:
+    """What a hybrid run and FedAvg can have in common."""
+    own = ("zo.", "split.", "algorithm", "model.checkpointing", "cohort.")
+    return {
+        k: v for k, v in flat.items() if not k.startswith(own) or k in ("cohort.size", "cohort.weighting")
+    }
 
 
 def metric_name(groups: Sequence[Group]) -> str:
@@ -112,6 +179,13 @@ def evaluation_examples(groups: Sequence[Group]) -> int:
 def _unprobed(flat: dict[str, Any]) -> dict[str, Any]:
     """What is not about probes: a frozen bottom has no use for ``[zo]``."""
     return {key: value for key, value in flat.items() if not key.startswith("zo.")}
+
+
+def _same_boundaries(one: Group, other: Group) -> bool:
+    """Whether no client has another boundary in the other group's run of the same seed."""
+    theirs = {run.seed: boundaries(run) for run in other.runs}
+    pairs = ((boundaries(run), theirs[run.seed]) for run in one.runs if run.seed in theirs)
+    return all(a[key] == b[key] for a, b in pairs for key in a.keys() & b.keys())
 
 
 def _require_same_data(runs: Sequence[RunData]) -> None:

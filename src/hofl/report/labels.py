@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a group of runs is called: short names, and the settings that tell two of one name apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hofl.theory.computation import HYBRID
@@ -28,9 +28,14 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if not k.startswith(_OWN) or flat.get(k[3:]) != v}
 
 
-def labels(flats: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One name a configuration; where two agree, also every key that tells them apart."""
-    names = [name(flat) for flat in flats]
+def labels(flats: Sequence[Mapping[str, Any]], boundaries: Sequence[Collection[int]]) -> list[str]:
+    """One name a configuration; where two agree, also every key that tells them apart.
+
+    Args:
+        flats: see :func:`flatten`.
+        boundaries: that each ran at, whoever chose them.
+    """
+    names = [name(flat, own) for flat, own in zip(flats, boundaries, strict=True)]
     keys = sorted({key for flat in flats for key in flat})
     found = []
     for own, flat in zip(names, flats, strict=True):
@@ -40,21 +45,21 @@ def labels(flats: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def name(flat: Mapping[str, Any]) -> str:
+def name(flat: Mapping[str, Any], boundaries: Collection[int]) -> str:
     """The algorithm; its estimator where bottoms are probed, its boundaries where it has some.
 
-    >>> name({"algorithm": "ho_fl", "zo.estimator": "forward", "cohort.boundaries": [2, 1, 2]})
+    >>> name({"algorithm": "ho_fl", "zo.estimator": "forward"}, [2, 1, 2])
     'ho_fl forward b=1,2'
-    >>> name({"algorithm": "splitlora", "zo.estimator": "forward", "cohort.boundaries": [1]})
+    >>> name({"algorithm": "splitlora", "zo.estimator": "forward"}, [1])
     'splitlora b=1'
-    >>> name({"algorithm": "decomfl", "zo.estimator": "central"})
+    >>> name({"algorithm": "decomfl", "zo.estimator": "central"}, [0])
     'decomfl'
     """
-    algorithm, boundaries = str(flat.get("algorithm", "?")), sorted(set(flat.get("cohort.boundaries", ())))
+    algorithm = str(flat.get("algorithm", "?"))
     if not any(boundaries):
         return algorithm
     probed = [str(flat.get("zo.estimator", "?"))] if algorithm in HYBRID else []
-    return " ".join([algorithm, *probed, f"b={','.join(map(str, boundaries))}"])
+    return " ".join([algorithm, *probed, f"b={','.join(map(str, sorted(set(boundaries))))}"])
 
 
 def _short(flat: Mapping[str, Any], key: str) -> str:

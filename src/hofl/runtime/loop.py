@@ -24,8 +24,11 @@ from hofl.runtime.rows import LOST, Row, append_row, kept_rows, read_rows
 from hofl.tasks.base import Task
 from hofl.tasks.files import CLIENT_ID
 
-Draw = Callable[[int, int], Sequence[int]]
-"""``draw(round, attempt)`` -> the cohort: distinct client numbers."""
+Draw = Callable[[int, int, Record], Sequence[int]]
+"""``draw(round, attempt, state before the round)`` -> the cohort: distinct client numbers."""
+
+Preference = Callable[[int, Record], float | None]
+"""``(round, state before it)`` -> the preference that its cohort is drawn with; None where there is none."""
 
 NON_FINITE = re.compile("non-finite|not finite")
 """What clients say of a loss that left the numbers: if all say so, the run has diverged."""
@@ -44,6 +47,7 @@ class Parts(NamedTuple):
         meter: the one that runtime reports its blobs to.
         draw: the cohort of a round.
         warn: told of what is wrong but no reason to stop.
+        preference: of the draw, for the rows.
     """
 
     task: Task
@@ -52,6 +56,7 @@ class Parts(NamedTuple):
     meter: Meter
     draw: Draw
     warn: Callable[[str], None]
+    preference: Preference = lambda number, state: None
 
 
 def run(parts: Parts, where: Path, settings: Settings, *, resume: bool = False) -> Iterator[Row]:
@@ -90,7 +95,7 @@ class _Session:
     """One process's work in a run folder: the state after ``round``, and the totals up to it."""
 
     def __init__(self, parts: Parts, where: Path, settings: Settings) -> None:
-        self.task, self.algorithm, _, self.meter, self.draw, self.warn = parts
+        self.task, self.algorithm, _, self.meter, self.draw, self.warn, self.preference = parts
         self.call = metered(parts.call, parts.meter)
         self.meter.memory.on = True
         self.where, self.settings = where, settings
@@ -177,7 +182,7 @@ class _Session:
         failures: list[Row] = []
         cohort: list[int] = []
         for attempt in range(self.settings.attempts):
-            cohort = [int(client) for client in self.draw(number, attempt)]
+            cohort = [int(client) for client in self.draw(number, attempt, self.state)]
             try:
                 outcome = self.algorithm.round(self.state, cohort, self.call)
             except RoundVoid as void:
@@ -217,7 +222,9 @@ class _Session:
         busy, evaluate, save = spent
         up, down, clients = self.meter.take()
         seconds = {"clients": clients, "server": max(0.0, busy - clients), "evaluate": evaluate, "save": save}
+        beta = self.preference(self.round + 1, self.state) if cohort else None
         columns = {"bytes_up": up, "bytes_down": down, "seconds": seconds, "failures": failures}
+        columns |= {"preference": beta}
         client, set_back = self.meter.memory.take()
         peak = peak_bytes(self.device)
         columns |= {"peak_bytes": None if peak is None else max(peak, set_back), "client_peak_bytes": client}

@@ -10,9 +10,7 @@ from hofl.errors import RecordError
 from hofl.protocol.base import Outcome
 from hofl.runtime.folder import Settings
 from hofl.runtime.rows import Row, finite
-
-METRIC = "accuracy"
-"""The column of an evaluation that is a run's result."""
+from hofl.tasks.metric_names import ACCURACY, BESIDE, metric_of
 
 
 @dataclass
@@ -72,7 +70,8 @@ class Totals:
         if row["metrics"] is not None:
             self.measured = row["metrics"] | {"round": row["round"]}
         if row["round"] == 0:
-            self.zero_shot, self.start_loss = row["metrics"][METRIC], row["metrics"]["loss"]
+            metrics = row["metrics"]
+            self.zero_shot, self.start_loss = metrics[metric_of(metrics)], metrics["loss"]
 
 
 def make_row(number: int, cohort: list[int], outcome: Outcome, seen: int, extra: Mapping[str, Any]) -> Row:
@@ -131,7 +130,9 @@ def summary(
     """
     last = totals.measured
     done = ending["status"] == "done"
-    result = {name: last.get(name) if done else None for name in (METRIC, "balanced_accuracy", "loss")}
+    metric = metric_of(last)
+    own = ("balanced_accuracy", "loss") if metric == ACCURACY else ("loss", BESIDE[metric][1], "tokens")
+    result = {name: last.get(name) if done else None for name in (metric, *own)}
     return {
         "algorithm": settings.algorithm,
         "model": settings.model,
@@ -139,9 +140,8 @@ def summary(
         "seed": settings.seed,
         "rounds": round,
         **ending,
-        "metric": {"name": METRIC, "value": result[METRIC], "n": last.get("n", 0)},
-        "balanced_accuracy": result["balanced_accuracy"],
-        "loss": result["loss"],
+        "metric": {"name": metric, "value": result[metric], "n": last.get("n", 0)},
+        **{name: result[name] for name in own},
         "zero_shot": totals.zero_shot,
         "majority_class": last.get("majority_rate"),
         "examples_seen": totals.examples,

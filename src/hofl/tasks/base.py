@@ -4,7 +4,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,20 +13,36 @@ from torch import Tensor
 
 from hofl.core.keys import Key
 from hofl.models.boundary import CutModel
-from hofl.tasks.metrics import Sums
+from hofl.tasks.metrics import Score
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Model inputs by argument name and the class ids they are scored against.
+    """Model inputs by argument name and what they are scored against.
 
     Attributes:
         inputs: what the module's forward takes, each [batch, ...].
-        targets: int64 [batch].
+        targets: class ids int64 [batch]; or tokens int64 [batch, n], each the one that follows one of the
+            last n positions of the inputs, ``IGNORED`` where none is scored.
     """
 
     inputs: dict[str, Tensor]
     targets: Tensor
+
+
+IGNORED = -100
+"""The target of a position that is not scored, as PyTorch's cross-entropy has it."""
+
+
+Keep = Callable[[dict[str, Any]], None]
+"""Takes one held-out example as plain JSON values: at least ``row``, ``target`` and ``prediction``."""
+
+
+class Evaluate(Protocol):
+    """Scores the live parameters on the evaluation set."""
+
+    def __call__(self, keep: Keep | None = None) -> Score:
+        """The sums; ``keep``, if given, is called once for each example in the order of its row number."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +55,9 @@ class Task:
         clients: ids, ``[A-Za-z0-9_-]{1,64}``; a client's number is its place here.
         shards: example numbers of each client, int64 arrays.
         collate: example numbers of the training set -> Batch.
-        loss: (output [batch, classes], batch) -> mean loss, a scalar tensor.
-        evaluate: the live parameters on the evaluation set -> Sums.
+        loss: (output [batch, classes] or [batch, positions, vocabulary], batch) -> mean loss, a scalar
+            tensor.
+        evaluate: the live parameters on the evaluation set -> their score; see :class:`Evaluate`.
         seed: the run's seed, for the order of batches.
         lengths: batch -> int32 [batch], what the top needs beside z where examples differ in size; None
             where they do not.
@@ -55,7 +72,7 @@ class Task:
     shards: Sequence[NDArray[np.int64]]
     collate: Callable[[NDArray[np.int64]], Batch]
     loss: Callable[[Tensor, Batch], Tensor]
-    evaluate: Callable[[], Sums]
+    evaluate: Evaluate
     seed: int
     facts: dict[str, Any] = field(default_factory=dict)
     lengths: Callable[[Batch], NDArray[np.int32]] | None = None
@@ -91,3 +108,34 @@ class Task:
 def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
     """Mean cross-entropy in float32: output [batch, classes], targets [batch] -> []."""
     return torch.nn.functional.cross_entropy(output.float(), batch.targets)
+
+
+def aligned(inputs: dict[str, Tensor], targets: Tensor) -> Batch:
+    """A batch whose targets are classes [batch], or those of the last n positions of its texts [batch, n].
+
+    Of the latter, a module that can is asked for logits of these positions only: they are most of the memory.
+    """
+    if targets.ndim == 2 and "logits_to_keep" in inputs:
+        positions, n = inputs["input_ids"].shape[1], targets.shape[1]
+        inputs = {**inputs, "logits_to_keep": torch.arange(positions - n, positions, device=targets.device)}
+    return Batch(inputs, targets)
+
+
+def token_losses(output: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropies of the last n positions in output's dtype, 0 where a target is ``IGNORED``: [batch, n].
+
+    Args:
+        output: [batch, positions, vocabulary], of n positions or more.
+        targets: [batch, n].
+    """
+    scored = output[:, output.shape[1] - targets.shape[1] :]
+    each = torch.nn.functional.cross_entropy(
+        scored.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return each.view(targets.shape)
+
+
+def token_cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+    """Mean in float32 over the batch's scored tokens; see :func:`token_losses`."""
+    targets = batch.targets.view(len(batch.targets), -1)
+    return token_losses(output.float(), targets).sum() / (targets != IGNORED).sum()

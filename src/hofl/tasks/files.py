@@ -23,7 +23,7 @@ import difflib
 import hashlib
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from urllib.parse import unquote
 
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
+from hofl.tasks.hub import load_rows
 from hofl.tasks.readers import READERS
 
 Table = dict[str, list[Any]]
@@ -51,16 +52,18 @@ Source = str | Path | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] 
 CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OPTIONS = re.compile(r"\?(?=[^?/]*=)")  # "?" alone is a glob's any-character
 _SHARE = re.compile(r"(train|rest):(0\.\d{1,9})")
-_NAMESPACELESS = {"ag_news", "ai2_arc", "glue", "imdb", "super_glue", "trec"}
 
 
-def read_table(source: Source, columns: Sequence[str], hashed: Sequence[str] = ()) -> Table:
+def read_table(
+    source: Source, columns: Sequence[str], hashed: Sequence[str] = (), idle: bool = False
+) -> Table:
     """The asked columns of a source, in the order of its rows; a glob's files are joined by name.
 
     Args:
         source: a source line (see the module) or data in memory.
         columns: which columns to read; nothing else is kept.
         hashed: the columns ``split`` goes by; the first of ``columns`` by default.
+        idle: a table without rows is none to complain of.
 
     Raises:
         DataError: nothing there, unreadable, a missing column, or no row left; one line.
@@ -68,7 +71,7 @@ def read_table(source: Source, columns: Sequence[str], hashed: Sequence[str] = (
     """
     tables = list(_tables(source, columns, hashed).values())
     joined: Table = {name: [cell for table in tables for cell in table[name]] for name in columns}
-    if not count(joined):
+    if not count(joined) and not idle:
         raise DataError(f"{_shown(source)}: no rows: give a file with data, or a filter that keeps some")
     return joined
 
@@ -80,14 +83,23 @@ def client_tables(source: Source, columns: Sequence[str], hashed: Sequence[str] 
         DataError: as :func:`read_table`, and where a file's stem is no client id or occurs twice.
     """
     tables = _tables(source, columns, hashed)
-    bad = [name for name in tables if not CLIENT_ID.fullmatch(name)]
-    if bad:
-        raise DataError(
-            f"{_shown(source)}: file name {bad[0]!a} is no client id: allowed are 1 to 64 of A-Z a-z 0-9 _ -"
-        )
+    _require_ids(tables, source)
     if not any(map(count, tables.values())):
         raise DataError(f"{_shown(source)}: none of the {len(tables)} client files has a row")
     return tables
+
+
+def client_sources(source: str) -> dict[str, str]:
+    """The source line of each file of a glob, by client id in the clients' order; no file is opened.
+
+    Raises:
+        DataError: no file is there, or one has no client id for a stem or another's.
+    """
+    place, _ = _parse(source)
+    rest = source[len(place) :]
+    found = {stem: f"{path}{rest}" for stem, path in _by_stem(place).items()}
+    _require_ids(found, source)
+    return found
 
 
 def count(table: Table) -> int:
@@ -129,7 +141,10 @@ def _tables(source: Source, columns: Sequence[str], hashed: Sequence[str]) -> di
     wanted = list(
         dict.fromkeys([*columns, *hashed, *(name for name, value in options if not _share(name, value))])
     )
-    found = _hub(place, wanted) if place.startswith("hub:") else _local(place, wanted)
+    if place.startswith("hub:"):
+        found = {"hub": _asked(load_rows(place, wanted), wanted, place)}
+    else:
+        found = _local(place, wanted)
     return {name: _asked(_kept(table, options, hashed), columns, name) for name, table in found.items()}
 
 
@@ -176,17 +191,30 @@ def _position(table: Table, hashed: Sequence[str], row: int) -> int:
     return int.from_bytes(text_hash(*(table[name][row] for name in hashed))[:8], "big")
 
 
+def _require_ids(names: Iterable[str], source: Source) -> None:
+    bad = [name for name in names if not CLIENT_ID.fullmatch(name)]
+    if bad:
+        raise DataError(
+            f"{_shown(source)}: file name {bad[0]!a} is no client id: allowed are 1 to 64 of A-Z a-z 0-9 _ -"
+        )
+
+
 def _local(place: str, wanted: Sequence[str]) -> dict[str, Table]:
     """Tables by file stem, sorted; wanted columns must be in each file that has rows."""
+    return {stem: _read(path, wanted) for stem, path in _by_stem(place).items()}
+
+
+def _by_stem(place: str) -> dict[str, Path]:
+    """The files of a place by stem, sorted."""
     paths = [_in_package(place)] if place.startswith("package:") else _expand(place)
-    tables: dict[str, Table] = {}
+    found: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (path.stem, str(path))):
-        if path.stem in tables:
+        if path.stem in found:
             raise DataError(
                 f"{place}: two files are called {path.stem!a}: a client's file name must be its own"
             )
-        tables[path.stem] = _read(path, wanted)
-    return tables
+        found[path.stem] = path
+    return found
 
 
 def _expand(place: str) -> list[Path]:
@@ -253,29 +281,6 @@ def _from_memory(source: Any) -> Table:
     rows = [source[i] for i in range(len(source))]
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _hub(place: str, wanted: Sequence[str]) -> dict[str, Table]:
-    """A hub data set through ``datasets``; scripts in a data set are never run."""
-    _, name, split = [*place.split(":", 2), "", ""][:3]
-    parts = name.split("/")
-    if not split or not all(parts) or len(parts) > 3:
-        raise ConfigError(f"{place!a}: allowed is hub:NAME[/CONFIG]:SPLIT, e.g. hub:glue/sst2:train")
-    own = 1 if len(parts) == 1 or parts[0] in _NAMESPACELESS else 2
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise DataError(f"{place}: hub data needs one more package: pip install 'hofl[hub]'") from None
-    try:
-        rows = load_dataset("/".join(parts[:own]), *parts[own:], split=split)
-    except Exception as error:  # the library raises its own, the hub's and pyarrow's errors: one line for all
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise DataError(
-            f"{place}: cannot load from the hub ({reason}): use a local file when offline"
-        ) from None
-    return {
-        "hub": _asked({name: list(rows[name]) for name in rows.column_names if name in wanted}, wanted, place)
-    }
 
 
 def _shown(source: Source) -> str:

@@ -2,14 +2,27 @@
 """Per-example sums, from which every reported metric follows: never a mean of batch means."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_WORST = 700.0
+"""Nats a token from which a perplexity is given as if it were this: JSON has no infinity."""
+
+
+class Score(Protocol):
+    """What an evaluation comes to, as far as a run needs it."""
+
+    def to_row(self) -> dict[str, Any]:
+        """Plain values for JSON: ``n``, ``loss`` and the metrics.
+
+        ``metric`` names the one that is the run's result, unless that is accuracy.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +52,7 @@ class Sums:
         each = torch.nn.functional.cross_entropy(logits.detach().double(), targets, reduction="none")
         cells = (targets * classes + logits.argmax(1)).cpu().numpy()
         counts = np.bincount(cells, minlength=classes * classes).astype(np.int64)
-        return cls(_exact_sum(each.cpu().tolist()), counts.reshape(classes, classes))
+        return cls(exact_sum(each.cpu().tolist()), counts.reshape(classes, classes))
 
     def __add__(self, other: "Sums") -> "Sums":
         """The sums of both sets together."""
@@ -90,13 +103,58 @@ class Sums:
         }
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What a set of scored texts adds up to; ``+`` joins two disjoint sets.
+
+    Attributes:
+        metric: the one that is the result: "perplexity", or a name in ``points``.
+        n: examples.
+        tokens: predicted tokens that the loss is over.
+        loss_sum: sum over these tokens of the cross-entropy in nats, in float64.
+        points: for each metric of examples, the sum over them of a score in [0, 1].
+    """
+
+    metric: str
+    n: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    points: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        """The sums of both sets together."""
+        names = {**self.points, **other.points}
+        points = {name: self.points.get(name, 0.0) + other.points.get(name, 0.0) for name in names}
+        total = self.loss_sum + other.loss_sum
+        return Tally(self.metric, self.n + other.n, self.tokens + other.tokens, total, points)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of a token in nats; None without tokens."""
+        return self.loss_sum / self.tokens if self.tokens else None
+
+    @property
+    def perplexity(self) -> float | None:
+        """``exp`` of the loss, at most e^700; None without tokens."""
+        if self.loss is None:
+            return None
+        return math.exp(min(self.loss, _WORST)) if math.isfinite(self.loss) else math.exp(_WORST)
+
+    def to_row(self) -> dict[str, Any]:
+        """Plain values for JSON: means over tokens (loss) and over examples (all of ``points``)."""
+        finite = self.loss is not None and math.isfinite(self.loss)
+        shares = {name: total / self.n if self.n else None for name, total in self.points.items()}
+        counts = {"metric": self.metric, "n": self.n, "tokens": self.tokens}
+        return {**counts, "loss": self.loss if finite else None, "perplexity": self.perplexity, **shares}
+
+
 def majority_class(targets: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
     """The commonest class of targets int64 [n] and its share: ``{"label": name, "rate": share}``."""
     counts = np.bincount(targets, minlength=len(names))
     return {"label": names[int(counts.argmax())], "rate": int(counts.max()) / max(1, len(targets))}
 
 
-def _exact_sum(values: list[float]) -> float:
+def exact_sum(values: list[float]) -> float:
     """``math.fsum``, but NaN rather than an error where +inf meets -inf or the sum overflows."""
     try:
         return math.fsum(values)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hofl.errors import ClientError, ConfigError
-from hofl.tasks.base import Batch, Task
+from hofl.tasks.base import Batch, Keep, Task
 from hofl.tasks.metrics import Sums
 from hofl.tasks.partition import Shards
 
@@ -63,7 +63,7 @@ def server_half(task: Task) -> Task:
 def node_half(task: Task) -> Task:
     """A node's half: it cannot evaluate."""
 
-    def evaluate() -> Sums:
+    def evaluate(keep: Keep | None = None) -> Sums:
         """Refused.
 
         Raises:

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from hofl.core.directions import gaussian
 from hofl.core.keys import Key
 from hofl.errors import ConfigError
 from hofl.models.boundary import cut
 from hofl.tasks import partition
-from hofl.tasks.base import Batch, Task, cross_entropy
+from hofl.tasks.base import Batch, Keep, Task, cross_entropy
 from hofl.tasks.metrics import Sums, majority_class
+from hofl.tasks.predictions import classified
 
 NOISE = np.float32(0.5)
 """Standard deviation of a point around its class centre, which lies at distance 1 a feature."""
@@ -62,6 +63,7 @@ def synthetic_task(
     points, labels = _clouds(seed, classes, features, rows + evaluation_rows)
     shards = divided.divide(labels[:rows], seed=seed)
     ids = tuple(f"client-{client}" for client in range(len(shards)))
+    names = [f"cloud {label}" for label in range(classes)]
     network = _network(seed, [features, *[width] * blocks], classes)
     model = cut(network.to(device), blocks="blocks", checkpointing=checkpointing)
     x, y = torch.from_numpy(points).to(device), torch.from_numpy(labels).to(device)
@@ -70,12 +72,14 @@ def synthetic_task(
         """Points and classes by number."""
         return Batch({"input": x[numbers]}, y[numbers])
 
-    @torch.no_grad()
-    def evaluate() -> Sums:
-        """All held-out points at once."""
-        return Sums.from_logits(model.full({"input": x[rows:]}), y[rows:])
+    def answers(numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Logits and classes of held-out points by number."""
+        return model.full({"input": x[rows + numbers]}), y[rows + numbers]
 
-    names = [f"cloud {label}" for label in range(classes)]
+    def evaluate(keep: Keep | None = None) -> Sums:
+        """All held-out points at once."""
+        return classified(answers, np.arange(evaluation_rows), evaluation_rows, names, keep)
+
     facts = _facts(points, labels, rows, names)
     facts["partition"] = partition.table(shards, labels[:rows], names, ids)
     return Task("synthetic", model, ids, shards, collate, cross_entropy, evaluate, seed, facts)

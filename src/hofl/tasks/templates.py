@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hofl.errors import ConfigError, DataError
+from hofl.tasks.options import LETTERS, Options, clean, dealt, marked
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Template:
 
     Attributes:
         id: what a config names.
-        fields: what the pattern is filled with, in the order columns are given; the first is the one
-            that is cut where a prompt is too long.
+        fields: what the columns hold, in the order they are given, and what the pattern is filled with
+            unless there are options.
         pattern: the prompt up to the answer.
         words: the label words, with the space before them, by class; none for a trained head.
         names: the classes' names, as data may spell them; empty where the data decides.
+        options: how a row of a multiple choice becomes what the pattern is filled with.
+        generated: whether the answer is generated text.
     """
 
     id: str
@@ -33,15 +36,28 @@ class Template:
     pattern: str
     words: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    options: Options | None = None
+    generated: bool = False
 
     @property
     def head(self) -> bool:
         """Whether a trained head answers instead of label words."""
-        return not self.words
+        return not self.words and not self.generated
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What the pattern is filled with; the first is the one that is cut where a prompt is too long."""
+        return self.options.slots if self.options else self.fields
 
     def prompt(self, texts: Sequence[str]) -> str:
-        """The pattern filled with one row's texts, in the order of ``fields``."""
-        return self.pattern.format(**dict(zip(self.fields, texts, strict=True)))
+        """The pattern filled with one row's texts, in the order of ``slots``."""
+        return self.pattern.format(**dict(zip(self.slots, texts, strict=True)))
+
+    def filled(self, cells: Sequence[Any], label: Any, seed: int) -> tuple[tuple[str, ...], Any] | None:
+        """One row's texts in the order of ``slots``, and its label; None for a row that does not fit."""
+        if self.options is None:
+            return tuple(map(clean, cells)), label
+        return self.options.arrange(cells, label, seed)
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -69,20 +85,51 @@ TEMPLATES: Mapping[str, Template] = {
             (" No", " Yes"),
             ("False", "True"),
         ),
+        Template(
+            "sciq-v1",
+            ("support", "question", "distractor1", "distractor2", "distractor3"),
+            "{support}\nQuestion: {question}\n{options}\nAnswer:",
+            (" A", " B", " C", " D"),
+            LETTERS[:4],
+            Options(
+                ("support", "question", "options"),
+                "a question, a correct answer in task.label and three wrong ones (the support may be empty)",
+                dealt,
+            ),
+        ),
+        Template(
+            "arc-v1",
+            ("question", "choices"),
+            "Question: {question}\n{options}\nAnswer:",
+            (" A", " B", " C", " D", " E"),
+            LETTERS,
+            Options(
+                ("question", "options"),
+                "a question, two to five choices with text and label, and the label of one in task.label",
+                marked,
+            ),
+        ),
         Template("head-v1", ("text",), "{text}"),
+        Template(
+            "squad-v1",
+            ("context", "question"),
+            "{context}\nQuestion: {question}\nAnswer:",
+            generated=True,
+        ),
     )
 }
 """Every template by id."""
 
 
-def template(identifier: str) -> Template:
-    """The template of an id.
+def template(identifier: str, generated: bool = False) -> Template:
+    """The template of an id; of those for classification, or of those whose answer is generated.
 
     Raises:
         ConfigError: there is none; lists them.
     """
-    if identifier not in TEMPLATES:
-        raise ConfigError(f"task.template = {identifier!a}: allowed are {', '.join(TEMPLATES)}")
+    allowed = [name for name, each in TEMPLATES.items() if each.generated == generated]
+    if identifier not in allowed:
+        raise ConfigError(f"task.template = {identifier!a}: allowed are {', '.join(allowed)}")
     return TEMPLATES[identifier]
 
 

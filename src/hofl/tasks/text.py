@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hofl.errors import ConfigError, ModelError
 from hofl.models.boundary import CutModel
-from hofl.tasks.base import Batch, Task, cross_entropy
+from hofl.tasks.base import Batch, Keep, Task, cross_entropy
 from hofl.tasks.fill import known_lengths, model_inputs, pad_id
 from hofl.tasks.metrics import Sums
+from hofl.tasks.predictions import classified
 from hofl.tasks.text_data import Examples, TextData
 from hofl.tasks.tokens import Encoded, encode, word_tokens
 
@@ -54,15 +55,15 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
         targets = torch.from_numpy(labels.labels[numbers]).to(model.device)
         return Batch(fill([of.ids[i] for i in numbers]), targets)
 
-    @torch.no_grad()
-    def evaluate() -> Sums:
+    def answers(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Logits and targets of held-out examples by number."""
+        scored = collate(rows, held_out, data.evaluation)
+        return score(model.full(scored.inputs)), scored.targets
+
+    def evaluate(keep: Keep | None = None) -> Sums:
         """All held-out examples, in batches of like length."""
         order = np.argsort([len(ids) for ids in held_out.ids], kind="stable")
-        sums = Sums.zero(len(data.names))
-        for start in range(0, len(order), batch):
-            scored = collate(order[start : start + batch], held_out, data.evaluation)
-            sums += Sums.from_logits(score(model.full(scored.inputs)), scored.targets)
-        return sums
+        return classified(answers, order, batch, data.names, keep)
 
     facts = {**data.facts, "label_tokens": words, "length": length, **_cuts(data, train, held_out)}
     return Task(
@@ -88,7 +89,7 @@ def _cuts(data: TextData, train: Encoded, evaluation: Encoded) -> dict[str, Any]
     for name, words, encoded in (("train", "training", train), ("evaluation", "evaluation", evaluation)):
         if data.facts[f"n_{name}"] is None:
             continue
-        cuts[name], share = encoded.truncated, encoded.truncated / len(encoded.ids)
+        cuts[name], share = encoded.truncated, encoded.truncated / max(1, len(encoded.ids))
         if share > MUCH:
             warnings.append(
                 f"{share:.0%} of the {words} texts are cut to task.length tokens: raise it if memory allows"

@@ -6,8 +6,7 @@ and :func:`read_own` a node's: what the other side has, each lacks.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
-from hofl.tasks import files, nodes, partition
+from hofl.tasks import files, nodes, partition, sources
 from hofl.tasks.facts import data_facts
 from hofl.tasks.files import Source, Table
 from hofl.tasks.templates import Template, class_ids, label_names, template
@@ -24,7 +23,7 @@ from hofl.tasks.templates import Template, class_ids, label_names, template
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts, one tuple a row in the order of the template's fields, and their classes int64 [rows]."""
+    """Texts, one tuple a row in the order of the template's slots, and their classes int64 [rows]."""
 
     texts: list[tuple[str, ...]]
     labels: NDArray[np.int64]
@@ -71,7 +70,7 @@ def read_text(
         train, evaluation: see :mod:`hofl.tasks.files`; train is a glob where ``divided.kind`` is "files".
         divided: how the training rows are divided among how many clients.
         template_id: see :mod:`hofl.tasks.templates`.
-        seed: of the partition and of the rows drawn.
+        seed: of the partition, of the rows drawn and of the order of options.
         text: the column, or the columns with commas between in the order of the template's fields.
         label: the column of the labels.
         train_rows, evaluation_rows: draw that many rows; 0 takes all.
@@ -80,15 +79,14 @@ def read_text(
         DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
     """
     chosen, fields = _columns(template_id, text)
-    with _about("task.train", fields, label):
-        joined, sizes, clients = _training(train, [*fields, label], fields, divided)
+    joined, sizes, clients = sources.training(train, fields, label, divided)
     rows = files.drawn(sum(sizes), train_rows, Key.of(seed, "partition", 10), "task.train_rows")
-    held_out = _held_out(evaluation, fields, label, seed, evaluation_rows)
+    held_out = sources.held_out(evaluation, fields, label, seed, evaluation_rows)
     joined = files.taken(joined, rows)
-    with _about("task.label", fields, label):
+    with sources.about("task.label", fields, label):
         names = label_names(chosen, joined[label])
-    learned = _examples(joined, fields, label, names, "task.train")
-    tested = _examples(held_out, fields, label, names, "task.evaluation")
+    learned = _examples(joined, chosen, fields, label, names, seed, "task.train")
+    tested = _examples(held_out, chosen, fields, label, names, seed, "task.evaluation")
     if clients:
         owners = np.repeat(np.arange(len(sizes)), sizes)[rows]
         shards = partition.files(np.bincount(owners, minlength=len(sizes)).tolist())
@@ -118,10 +116,10 @@ def read_held_out(
         DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
     """
     chosen, fields = _columns(template_id, text)
-    held_out = _held_out(evaluation, fields, label, seed, evaluation_rows)
-    with _about("task.label", fields, label):
+    held_out = sources.held_out(evaluation, fields, label, seed, evaluation_rows)
+    with sources.about("task.label", fields, label):
         names = label_names(chosen, held_out[label], "evaluation")
-    tested = _examples(held_out, fields, label, names, "task.evaluation")
+    tested = _examples(held_out, chosen, fields, label, names, seed, "task.evaluation")
     facts = _facts(chosen, names, None, tested)
     facts |= {"data_sha256": {**facts["data_sha256"], "nodes": {}}, "partition": []}
     shards = nodes.unknown(divided.names)
@@ -143,7 +141,7 @@ def read_own(
 
     Args:
         train: see :mod:`hofl.tasks.files`; a glob's files are joined.
-        divided: its ``names`` number the clients.
+        divided: its ``names`` number the clients; where its kind is "files" the client may have no row.
         client: one of them.
         template_id, seed, text, label: see :func:`read_text`.
         names: of a head's classes, which the server tells: this client may lack one, and must number the
@@ -156,9 +154,9 @@ def read_own(
     classes = chosen.names or tuple(names)
     if not classes:
         raise ConfigError(f"task.template = {chosen.id!a}: the server did not tell the names of the classes")
-    with _about("task.train", fields, label):
-        table = files.read_table(train, [*fields, label], fields)
-    learned = _examples(table, fields, label, classes, "task.train")
+    with sources.about("task.train", fields, label):
+        table = files.read_table(train, [*fields, label], fields, idle=divided.kind == "files")
+    learned = _examples(table, chosen, fields, label, classes, seed, "task.train")
     shards = nodes.alone(divided.names, client, len(learned.texts))
     facts = _facts(chosen, classes, learned, None)
     facts["partition"] = partition.table(shards, learned.labels, classes, divided.names)
@@ -176,48 +174,30 @@ def _columns(template_id: str, text: str) -> tuple[Template, list[str]]:
     return chosen, fields
 
 
-def _held_out(source: Source, fields: Sequence[str], label: str, seed: int, rows: int) -> Table:
-    """The rows to score on."""
-    with _about("task.evaluation", fields, label):
-        table = files.read_table(source, [*fields, label], fields)
-    key = Key.of(seed, "evaluation", 0)
-    return files.taken(table, files.drawn(files.count(table), rows, key, "task.evaluation_rows"))
-
-
-@contextmanager
-def _about(setting: str, fields: Sequence[str], label: str) -> Iterator[None]:
-    """Begin what is said of a source, or of a column that it lacks, with the setting that names it."""
-    try:
-        yield
-    except files.MissingColumn as error:
-        named = "task.text" if error.column in fields else "task.label" if error.column == label else setting
-        raise DataError(f"{named}: {error}") from None
-    except (DataError, ConfigError) as error:
-        raise type(error)(f"{setting}: {error}") from None
-
-
-def _training(
-    source: Source, columns: Sequence[str], fields: Sequence[str], divided: partition.Partition
-) -> tuple[Table, list[int], tuple[str, ...]]:
-    """All training rows, how many of them each file has, and the client ids if the files are the clients."""
-    if divided.kind != "files":
-        table = files.read_table(source, columns, fields)
-        return table, [files.count(table)], ()
-    tables = files.client_tables(source, columns, fields)
-    joined = {name: [cell for table in tables.values() for cell in table[name]] for name in columns}
-    return joined, [files.count(table) for table in tables.values()], tuple(tables)
-
-
-def _examples(table: Table, fields: Sequence[str], label: str, names: Sequence[str], where: str) -> Examples:
+def _examples(
+    table: Table,
+    chosen: Template,
+    fields: Sequence[str],
+    label: str,
+    names: Sequence[str],
+    seed: int,
+    where: str,
+) -> Examples:
     """Stripped texts and class numbers."""
-    texts = list(zip(*(table[name] for name in fields), strict=True))
-    missing = sum(any(cell is None or cell != cell for cell in row) for row in texts)
+    cells = list(zip(*(table[name] for name in fields), strict=True))
+    missing = sum(any(cell is None or cell != cell for cell in row) for row in cells)
     if missing:
         raise DataError(
-            f"{where}: {missing} of {len(texts)} rows have no {' or '.join(fields)}: drop or fill them"
+            f"{where}: {missing} of {len(cells)} rows have no {' or '.join(fields)}: drop or fill them"
         )
-    clean = [tuple(str(cell).encode(errors="replace").decode().strip() for cell in row) for row in texts]
-    return Examples(clean, class_ids(table[label], names, where))
+    filled = [chosen.filled(row, given, seed) for row, given in zip(cells, table[label], strict=True)]
+    sound = [each for each in filled if each is not None]
+    if len(sound) < len(filled) and chosen.options:
+        raise DataError(
+            f"{where}: {len(filled) - len(sound)} of {len(filled)} rows do not fit template {chosen.id!a}, "
+            f"which needs {chosen.options.wants}: drop or mend them"
+        )
+    return Examples([texts for texts, _ in sound], class_ids([given for _, given in sound], names, where))
 
 
 def _facts(

@@ -60,7 +60,7 @@ def word_tokens(tokenizer: Any, template: Template) -> list[int]:
     Raises:
         ModelError: names the words for which that is not so.
     """
-    cue = template.prompt(["."] * len(template.fields))
+    cue = template.prompt(["."] * len(template.slots))
     start, *full = _ids(tokenizer, [cue, *(cue + word for word in template.words)])
     ends = [ids[len(start) :] if ids[: len(start)] == start else [] for ids in full]
     bad = [

@@ -9,10 +9,12 @@ numbers, so that anyone can make it again.
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hofl.models.boundary import CutModel
-from hofl.tasks.base import Batch, Task, cross_entropy
+from hofl.tasks.base import Batch, Keep, Task, cross_entropy
 from hofl.tasks.metrics import Sums
+from hofl.tasks.predictions import classified
 from hofl.tasks.vision_data import ImageData, Images
 
 
@@ -35,15 +37,14 @@ def vision_task(data: ImageData, model: CutModel, *, batch: int = 32) -> Task:
         targets = torch.from_numpy(of.labels[numbers]).to(model.device)
         return Batch({"input": (pixels.float() - mean) / std}, targets)
 
-    @torch.no_grad()
-    def evaluate() -> Sums:
+    def answers(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Logits and targets of held-out images by number."""
+        scored = collate(rows, data.evaluation)
+        return model.full(scored.inputs), scored.targets
+
+    def evaluate(keep: Keep | None = None) -> Sums:
         """All held-out images, in their order."""
-        sums = Sums.zero(len(data.names))
-        for start in range(0, len(data.evaluation.labels), batch):
-            stop = min(start + batch, len(data.evaluation.labels))
-            scored = collate(np.arange(start, stop), data.evaluation)
-            sums += Sums.from_logits(model.full(scored.inputs), scored.targets)
-        return sums
+        return classified(answers, np.arange(len(data.evaluation.labels)), batch, data.names, keep)
 
     facts = dict(data.facts)
     return Task(

@@ -49,19 +49,29 @@ def never_seen(preference: float, clients: int, cohort: int, rounds: int) -> flo
     return float((1 - cohort / clients * (1 - preference)) ** rounds)
 
 
-def largest_preference(least: float, clients: int, cohort: int, rounds: int) -> float:
+def largest_preference(least: float, *segments: tuple[int, int, int]) -> float:
     """The largest beta that expects everybody in ``least`` rounds: ``1 - m N / (K T)`` (HO-FL eq. 93).
+
+    Where clients or cohorts change within a run, ``K T / N`` is summed over its segments: of a client that
+    can be drawn in all of them.
+
+    Args:
+        least: m.
+        segments: (N, K, T) of each.
 
     Raises:
         ConfigError: even uniform sampling does not expect that many.
 
-    >>> largest_preference(8, 30, 6, 160), largest_preference(32, 30, 6, 160)
+    >>> largest_preference(8, (30, 6, 160)), largest_preference(32, (30, 6, 160))
     (0.75, 0.0)
+    >>> largest_preference(8, (30, 6, 80), (20, 4, 80))
+    0.75
     """
-    most = cohort * rounds / clients
+    most = sum(cohort * rounds / clients for clients, cohort, rounds in segments)
     if not 0 <= least <= most:
+        terms = " + ".join(f"{cohort} x {rounds} / {clients}" for clients, cohort, rounds in segments)
         raise ConfigError(
-            f"a coverage of {least:g} rounds: must be between 0 and K T / N = {cohort} x {rounds} / {clients}"
+            f"a coverage of {least:g} rounds: must be between 0 and K T / N = {terms}"
             f" = {most:g}, what uniform sampling expects of each client"
         )
     return 1 - least / most
@@ -164,6 +174,7 @@ def round_averages(
     *,
     seed: int,
     draws: int = 160,
+    first: int = 1,
 ) -> list[Average]:
     """What the cohorts of a run's rounds need together, by preference: the right panel of HO-FL's Figure 2.
 
@@ -173,7 +184,8 @@ def round_averages(
         base: gives the clients, the cohort and the set R of preferred clients.
         preferences: the betas.
         seed: of the draws; round t of the run with that seed has cohort t.
-        draws: rounds, from round 1 on.
+        draws: rounds.
+        first: the first of them.
 
     Returns:
         one average for each preference.
@@ -182,7 +194,7 @@ def round_averages(
     found = []
     for beta in preferences:
         policy = tilted(len(each), base.cohort, base.preferred, beta)
-        totals = [float(each[policy.draw(seed, t)].sum()) for t in range(1, draws + 1)]
+        totals = [float(each[policy.draw(seed, t)].sum()) for t in range(first, first + draws)]
         expected = float(inclusion(policy) @ each)
         found.append(Average(beta, float(np.mean(totals)), expected, max(totals)))
     return found

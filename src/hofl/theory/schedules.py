@@ -8,15 +8,17 @@ for a fixed p. Pure functions: the beta of a round is the same whenever and wher
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hofl.core.directions import Family
 from hofl.core.sampling import Policy, tilted
+from hofl.theory.estimator_variance import relative_variance
 
-Kind = Literal["constant", "linear", "cosine", "adaptive"]
+Kind = Literal["constant", "linear", "cosine", "measured"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,11 @@ class Schedule:
 
     Attributes:
         kind: of the schedule.
-        start: beta of the first round, and of every one if constant; the most that ``adaptive`` takes.
-        end: beta of the last round of ``linear`` and ``cosine``; the least of ``adaptive``.
-        smooth_step: L h of ``adaptive``, how much noise costs beside drift; 1 is the longest step that the
+        start: beta of the first round, and of every one if constant; the most that ``measured`` takes.
+        end: beta of the last round of ``linear`` and ``cosine``; the least of ``measured``.
+        smooth_step: L h of ``measured``, how much noise costs beside drift; 1 is the longest step that the
             analysis allows.
-        memory: weight of the past in the running means of ``adaptive``, in [0, 1).
+        memory: weight of the past in the running means of ``measured``, in [0, 1).
     """
 
     kind: Kind = "constant"
@@ -37,6 +39,10 @@ class Schedule:
     end: float = 0.0
     smooth_step: float = 1.0
     memory: float = 0.9
+
+
+_BLOCK = 1 << 14
+"""Coordinates that are added elementwise before the exact sum: the same bits on every machine."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Participation:
         probes: q.
         steps: E.
         update: its delta, float32 [d].
+        family: law of its directions.
     """
 
     preferred: bool
@@ -97,13 +104,15 @@ class Participation:
     probes: int
     steps: int
     update: NDArray[np.float32]
+    family: Family = "gaussian"
 
 
 def probing_noise(client: Participation) -> float:
     """The part of ``||Pi delta||^2`` that is variance of its directions: ``kappa / (E + kappa)``.
 
-    E independent estimates of one gradient, each of relative variance kappa = (d + 1) / q (Lemma C.5),
-    have in the mean ``(1 + kappa / E)`` times its square.
+    E independent estimates of one gradient, each of relative variance kappa, ``(d + 1) / q`` of Gaussian
+    directions (Lemma C.5), have in the mean ``(1 + kappa / E)`` times its square. That is of SGD; where the
+    optimizer scales its steps, as AdamW does, the number only says which bottoms are walked at random.
 
     >>> update = np.array([3.0, 4.0, 9.0], dtype=np.float32)
     >>> probing_noise(Participation(True, 2, probes=1, steps=6, update=update))
@@ -111,9 +120,51 @@ def probing_noise(client: Participation) -> float:
     """
     if not client.bottom:
         return 0.0
-    kappa = (client.bottom + 1) / client.probes
-    square = math.fsum(np.square(client.update[: client.bottom], dtype=np.float64))
-    return square * kappa / (client.steps + kappa)
+    kappa = relative_variance(client.family, client.bottom, client.probes)
+    return _square(client.update[: client.bottom]) * kappa / (client.steps + kappa)
+
+
+def _square(vector: NDArray[np.floating]) -> float:
+    """``||vector||^2`` in float64, a pass through memory; the order of additions is fixed."""
+    sums = np.zeros(min(_BLOCK, len(vector)))
+    for begin in range(0, len(vector), _BLOCK):
+        part = np.square(vector[begin : begin + _BLOCK], dtype=np.float64)
+        sums[: len(part)] += part
+    return math.fsum(sums)
+
+
+@dataclass
+class Observation:
+    """A round's cohort as it passes, one participation at a time: what is kept is one vector float64 [d].
+
+    Attributes:
+        noise: :func:`probing_noise` of each, by whether it is preferred.
+        total: sum of the updates.
+        squares: sum of their squared norms.
+    """
+
+    noise: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    total: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    squares: float = 0.0
+
+    def add(self, client: Participation) -> None:
+        """Take one in; clients come in client order."""
+        self.noise[client.preferred].append(probing_noise(client))
+        self.total = self.total + client.update.astype(np.float64)
+        self.squares += _square(client.update)
+
+    def after(self, before: Measured, memory: float = Schedule.memory) -> Measured:
+        """The running means after the round, see :func:`observe`."""
+        noise = self.noise[True] + self.noise[False]
+        spread: list[float] = []
+        if len(noise) > 1:
+            apart = (self.squares - _square(self.total) / len(noise)) / (len(noise) - 1)
+            spread = [apart - math.fsum(noise) / len(noise)]
+        return Measured(
+            *_blend(before.preferred, before.preferred_weight, self.noise[True], memory),
+            *_blend(before.other, before.other_weight, self.noise[False], memory),
+            *_blend(before.drift, before.drift_weight, spread, memory),
+        )
 
 
 def observe(before: Measured, cohort: Iterable[Participation], memory: float) -> Measured:
@@ -128,22 +179,10 @@ def observe(before: Measured, cohort: Iterable[Participation], memory: float) ->
             of drift.
         memory: weight of the past.
     """
-    groups: dict[bool, list[float]] = {True: [], False: []}
-    total, squares, count = np.zeros(1), 0.0, 0
+    seen = Observation()
     for client in cohort:
-        groups[client.preferred].append(probing_noise(client))
-        total = total + client.update.astype(np.float64)
-        squares += math.fsum(np.square(client.update, dtype=np.float64))
-        count += 1
-    spread: list[float] = []
-    if count > 1:
-        apart = (squares - math.fsum(np.square(total)) / count) / (count - 1)
-        spread = [apart - math.fsum(groups[True] + groups[False]) / count]
-    return Measured(
-        *_blend(before.preferred, before.preferred_weight, groups[True], memory),
-        *_blend(before.other, before.other_weight, groups[False], memory),
-        *_blend(before.drift, before.drift_weight, spread, memory),
-    )
+        seen.add(client)
+    return seen.after(before, memory)
 
 
 def _blend(total: float, weight: float, news: Sequence[float], memory: float) -> tuple[float, float]:
@@ -158,7 +197,7 @@ def _part(round_number: int, rounds: int) -> float:
     return min(1.0, max(0.0, (round_number - 1) / max(1, rounds - 1)))
 
 
-def _adaptive(schedule: Schedule, measured: Measured, clients: int) -> float:
+def _by_ratio(schedule: Schedule, measured: Measured, clients: int) -> float:
     """The minimum of (14) on the line ``(1 - beta) u + beta r``: ``L h (v_other - v_R) / (4 N H_a)``.
 
     With c of eq. (14) less the dispersions of single clients, which one round does not show. Before both
@@ -176,7 +215,7 @@ _KINDS: Mapping[Kind, Callable[[Schedule, float, Measured, int], float]] = {
     "cosine": lambda s, part, measured, clients: (
         s.end + (s.start - s.end) * (1 + math.cos(math.pi * part)) / 2
     ),
-    "adaptive": lambda s, part, measured, clients: _adaptive(s, measured, clients),
+    "measured": lambda s, part, measured, clients: _by_ratio(s, measured, clients),
 }
 
 
@@ -190,7 +229,7 @@ def preference(
         round_number: from 1 to ``rounds``.
         rounds: T.
         clients: N.
-        measured: after the round before; only ``adaptive`` reads it.
+        measured: after the round before; only ``measured`` reads it.
 
     >>> down = Schedule("linear", start=0.75, end=0.25)
     >>> [preference(down, t, 5, 30) for t in (1, 2, 3, 5)]
@@ -198,7 +237,7 @@ def preference(
     >>> round(preference(Schedule("cosine", 0.8, 0.0), 3, 5, 30), 12)
     0.4
     >>> seen = Measured(1.0, 1.0, 31.0, 1.0, 0.5, 1.0)  # noise saved 30, drift 0.5, N = 30
-    >>> preference(Schedule("adaptive", 0.75), 9, 160, 30, seen)
+    >>> preference(Schedule("measured", 0.75), 9, 160, 30, seen)
     0.5
     """
     return _KINDS[schedule.kind](schedule, _part(round_number, rounds), measured or Measured(), clients)
