@@ -9,8 +9,10 @@ attacker spoils one answer a round (:data:`ATTACKS`).
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -167,27 +169,34 @@ def enter(file: str, mode: str) -> tuple[internal.Connection, Bad]:
     return connection, Bad(node, mode)
 
 
-def look(connection: internal.Connection, role: Bad) -> None:
-    """Answer what there is to answer."""
-    with contextlib.suppress(internal.Ended):
-        message = connection.receive()
-        if message is not None:
-            internal.enter(message.metadata.run_id, connection.node)
-            reply = Message(role.answer(message.content), reply_to=message)
-            connection.send(reply)
-            role.pushed(connection, message, reply)
+LOCK = threading.Lock()
+"""Of the process's identity at Flower, which is one at a time."""
+
+
+def serve(connection: internal.Connection, role: Bad) -> None:
+    """Answer what there is to answer, until the server is gone."""
+    while True:
+        with contextlib.suppress(internal.Ended):
+            message = connection.receive()
+            if message is None:
+                time.sleep(worker.FAST)
+                continue
+            with LOCK:
+                internal.enter(message.metadata.run_id, connection.node)
+                reply = Message(role.answer(message.content), reply_to=message)
+                connection.send(reply)
+                role.pushed(connection, message, reply)
 
 
 def main(*files: str) -> None:
-    """Answer for all in turn until the server is gone; the run waits for the last alone."""
+    """Connect all in turn, for the run waits for the last alone, and answer for each."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     modes = ("honest", "layout", "directions", "attack")
     nodes = [enter(file, mode) for file, mode in zip(files, modes, strict=True)]
-    while True:
-        for node in nodes:
-            look(*node)
-        time.sleep(worker.FAST)
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        for ended in [pool.submit(serve, *node) for node in nodes]:
+            ended.result()
 
 
 if __name__ == "__main__":
