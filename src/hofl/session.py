@@ -191,7 +191,7 @@ def prepare(
     if assigned:
         task = replace(task, facts={**task.facts, "budgets": assigned.facts(seen.clients)})
     given = assigned or boundaries_of(config, task.model.layout, len(seen.clients), declared)
-    if config.cohort.assign == "declared" and not assigned:
+    if config.cohort.assign == "declared" and isinstance(given, tuple):
         task = replace(task, facts={**task.facts, "boundaries": list(given)})
     segments = budgets.segments_of(config, seen, given)
     made = _session(config, task, seen, engine, segments, assigned)

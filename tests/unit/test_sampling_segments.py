@@ -18,7 +18,7 @@ from hofl.commands.segments import Span, alone, spans
 from hofl.commands.theory import diagnostics
 from hofl.config import load
 from hofl.errors import ConfigError
-from hofl.memory.planned import peaks, read_plan, zeroth_order_peak
+from hofl.memory.planned import other_work, peaks, read_plan, zeroth_order_peak
 from hofl.session import Session, prepare
 from hofl.theory.convergence import Assumptions
 
@@ -65,6 +65,19 @@ def test_the_memory_of_a_round(tmp_path: Path) -> None:
         assert row["drawn"]["memory"]["largest"] <= 16 * 2**20
     shown = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
     assert "memory, expected" in shown and "12.0 MiB" in shown
+
+
+def test_a_plan_of_other_batches_is_said_to_be_one(tmp_path: Path) -> None:
+    config = load(SYNTHETIC / "ho_fl.toml")
+    same, other = (
+        written(tmp_path / "same.json"),
+        written(tmp_path / "other.json", batch=16, dtype="bfloat16"),
+    )
+    assert other_work(read_plan(same), config) == ""
+    differs = "the plan is of batches of 16 in bfloat16, the run has 8 in float32"
+    assert other_work(read_plan(other), config).startswith(differs)
+    shown = CliRunner().invoke(app, [str(SYNTHETIC / "ho_fl.toml"), "--plan", str(other)])
+    assert shown.exit_code == 0 and differs in shown.stderr
 
 
 @pytest.mark.parametrize(("file", "mib"), [

@@ -10,7 +10,7 @@ import click
 import typer
 
 from hofl.commands.arguments import Required
-from hofl.commands.output import print_json, print_table, quiet_libraries, say
+from hofl.commands.output import print_json, print_table, quiet_libraries, say, warn
 from hofl.commands.segments import HELP, Span, spans
 from hofl.errors import ConfigError
 from hofl.report.tables import Table, number, size
@@ -111,7 +111,7 @@ def memory_of(session: "Session", file: Path) -> Profile:
     """
     from hofl.algorithms import ALGORITHMS
     from hofl.build import probes_of
-    from hofl.memory.planned import read_plan, require_peaks
+    from hofl.memory.planned import other_work, read_plan, require_peaks
 
     config, layout = session.config, session.task.model.layout
     method, found = ALGORITHMS[config.algorithm], read_plan(file)
@@ -124,6 +124,8 @@ def memory_of(session: "Session", file: Path) -> Profile:
             f"--plan {file}: is of {found['model']} with {found['blocks']} blocks and "
             f"{found['trainables']:,} trainables; this configuration has {layout.blocks} and {layout.size:,}"
         )
+    if differs := other_work(found, config):
+        warn(f"--plan {file}: {differs}")
     estimator = config.zo.estimator if method.estimators else None
     whole = not method.hybrid and probes_of(config) > 0
     cuts, again = session.cuts, config.model.checkpointing and not whole

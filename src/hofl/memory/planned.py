@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hofl.checks import TEXTS
+from hofl.config import Config
 from hofl.errors import ConfigError
 
 _NEEDED = ("model", "blocks", "trainables", "batch", "rows")
@@ -33,6 +35,21 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--plan {path}: is no plan; {_HOW}")
     plan: dict[str, Any] = found
     return plan
+
+
+def other_work(plan: dict[str, Any], config: Config) -> str:
+    """What a plan is of and what a run has, in words, where they differ; else nothing."""
+    length = plan.get("length") if config.task.name in TEXTS else None
+    planned = (plan["batch"], length, plan.get("dtype", config.model.dtype))
+    asked = (config.local.batch, length and config.task.length, config.model.dtype)
+    if planned == asked:
+        return ""
+    said = [
+        f"{batch}{f' x {tokens}' if tokens else ''} in {dtype}" for batch, tokens, dtype in (planned, asked)
+    ]
+    return (
+        f"the plan is of batches of {said[0]}, the run has {said[1]}: plan that with hofl plan CONFIG --json"
+    )
 
 
 def peaks(plan: dict[str, Any], estimator: str | None, *, checkpointing: bool = False) -> dict[int, int]:
