@@ -67,7 +67,7 @@ def seen(task: Task, work: Workload, boundary: int, estimator: str | None, pure:
     probing = Probing(estimator or "none", work.probes, 1e-3, "gaussian", optimizer)
     given = {"layout": task.model.layout, "boundaries": (boundary,), "training": training, "probing": probing}
     method = ALGORITHMS["decomfl" if pure else "ho_fl"]
-    algorithm = method.build(**given, shared=Shared())
+    algorithm = method.build(**given, preferred=None, shared=Shared())
     meter = Meter()
     meter.memory.on = True
     call = local_call(task, algorithm.actions, meter)

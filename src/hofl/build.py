@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hofl.algorithms import ALGORITHMS
-from hofl.algorithms.ho_fl import Boundaries, ho_fl
+from hofl.algorithms.ho_fl import Boundaries
 from hofl.checks import TEXTS
 from hofl.config import Config, OptimizerConfig, cohort_size, dump
 from hofl.core.directions import Directions
@@ -82,13 +82,12 @@ def build_algorithm(
     zo, split = config.zo, config.split
     optimizer = optimizer_of(config.bottom_optimizer)
     probing = Probing(zo.estimator or "forward", zo.probes, zo.radius, zo.directions, optimizer)
-    if preferred:
-        return ho_fl(task.model.layout, boundaries, training, probing, preferred)
     return ALGORITHMS[config.algorithm].build(
         layout=task.model.layout,
         boundaries=boundaries,
         training=training,
         probing=probing,
+        preferred=preferred,
         split=Split(task, **split.model_dump()),
         shared=Shared(split.history, zo.average, zo.curvature, zo.curvature_floor, zo.curvature_every),
         proximal=config.local.proximal,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hofl.algorithms import ALGORITHMS, Method
 from hofl.errors import ConfigError
 from hofl.memory.units import positive_bytes_of
+from hofl.tasks.partition import UNLABELLED
 
 if TYPE_CHECKING:
     from hofl.schema import Config
@@ -138,9 +139,8 @@ def _generated(c: "Config") -> Iterator[tuple[str, bool, str]]:
     """Settings of tasks whose answer is text, where there are none and where there must be."""
     task, classified = c.task, c.task.name not in ("generation", "language")
     yield "task.new_tokens", task.new_tokens is not None and task.name != "generation", _NO_ANSWER
-    kinds = ("iid", "files", "nodes")
     reason = f"must be iid, files or nodes for the {task.name} task: it has no classes"
-    yield "partition.kind", not classified and c.partition.kind not in kinds, reason
+    yield "partition.kind", not classified and c.partition.kind not in UNLABELLED, reason
     reason = f"must not be heron_sfl for the {task.name} task: its auxiliary head is a classifier"
     yield "algorithm", not classified and c.algorithm == "heron_sfl", reason
 

@@ -55,6 +55,7 @@ def bare(name: str, layout: Layout) -> Algorithm:
         boundaries=(),
         training=training,
         probing=Probing("none", 1, 1.0, "gaussian", optimizer),
+        preferred=None,
         split=Split(),
         shared=Shared(),
         proximal=0.0,

@@ -99,7 +99,7 @@ def test_one_clients_huge_numbers_never_reach_a_state(
     probing = Probing("central", 2, 1e-2, "gaussian", optimizer)
     cuts = (1,) * len(task.clients)
     given = {"layout": task.model.layout, "boundaries": cuts, "training": training, "probing": probing}
-    algorithm = ALGORITHMS[name].build(**given, split=Split(task), shared=Shared())
+    algorithm = ALGORITHMS[name].build(**given, preferred=None, split=Split(task), shared=Shared())
     whole = local_call(task, algorithm.actions)
 
     def huge(action: str, requests: Any, deadline: float | None) -> Replies:

@@ -47,7 +47,7 @@ def test_mirrored_probes_are_paid_in_a_first_step_and_not_for_ever(
     training = Training(3, steps, 4, sgd, (40,), run="checks")
     probing = Probing("forward", Q, 1e-2, "gaussian", sgd)
     given = {"layout": task.model.layout, "boundaries": (2,), "training": training, "probing": probing}
-    algorithm = ALGORITHMS[name].build(**given, split=Split(task), shared=Shared())
+    algorithm = ALGORITHMS[name].build(**given, preferred=None, split=Split(task), shared=Shared())
     state, call, found = algorithm.init(task.model.read()), local_call(task, algorithm.actions), []
     for _ in passes:
         count[0] = 0
@@ -107,7 +107,7 @@ def test_a_client_with_another_layout_refuses(name: str) -> None:
     task, sgd = synthetic_task(Partition(clients=1), seed=1, rows=40, width=6), Optimizer("sgd", 1e-3)
     training, probing = Training(3, 1, 4, sgd, (40,)), Probing("central", 1, 1e-2, "gaussian", sgd)
     given = {"layout": task.model.layout, "boundaries": (2,), "training": training, "probing": probing}
-    algorithm = ALGORITHMS[name].build(**given, split=Split(task), shared=Shared(), proximal=0.1)
+    algorithm = ALGORITHMS[name].build(**given, preferred=None, split=Split(task), shared=Shared(), proximal=0.1)
     first, seen = next(iter(algorithm.actions)), list[Record]()
 
     def call(action, requests, deadline):

@@ -90,7 +90,7 @@ def built(name: str, estimator: str, task: Task) -> Algorithm:
     training = Training(SEED, 2, BATCH, optimizer, [20] * len(task.clients), run="counted")
     probing = Probing(estimator, PROBES, 1e-3, "gaussian", optimizer)
     return method.build(
-        layout=task.model.layout, boundaries=boundaries, training=training, probing=probing,
+        layout=task.model.layout, boundaries=boundaries, training=training, probing=probing, preferred=None,
         split=Split(task, server_steps=3, upload_every=2), shared=Shared(), proximal=0.1,
     )  # fmt: skip
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -7,6 +9,15 @@ from hofl.config import Config, about, cohort_size, dump, load, parse, placed
 from hofl.errors import ConfigError, DataError, HoflError, ModelError
 
 SYNTHETIC = '[task]\nname = "synthetic"\n'
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = [str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.toml") if file.name != "node.toml"]
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED))
+def test_every_configuration_that_ships_can_be_read(file: str) -> None:
+    assert load(CONFIGS / file).rounds > 0
 
 
 NAMES = ", ".join(f"'{name}'" for name in list(ALGORITHMS)[:-1]) + f" or '{list(ALGORITHMS)[-1]}'"

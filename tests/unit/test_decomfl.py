@@ -262,6 +262,7 @@ def test_a_replay_takes_everything_from_the_ledger(average: str) -> None:
         probing=Probing("none", 1, 1.0, "gaussian", Optimizer("sgd", 1.0)),
         split=Split(),
         shared=Shared(),
+        preferred=None,
         proximal=0.0,
     )
     for outcome in play(algorithm, state, Clients(task, algorithm.actions), [[0, 1], [1, 2], [0, 3]]):

@@ -23,7 +23,7 @@ def moved(name: str, boundaries: tuple[int, ...], estimator: str = "forward", **
     training = Training(3, 1, 1, Optimizer("sgd", 0.1), (1, 3), **settings)
     probing = Probing(estimator, 2, 0.25, "rademacher", Optimizer("sgd", 0.01))
     given = {"layout": task.model.layout, "boundaries": boundaries, "training": training, "probing": probing}
-    algorithm = ALGORITHMS[name].build(**given)
+    algorithm = ALGORITHMS[name].build(**given, preferred=None)
     state = algorithm.init(task.model.read())
     outcome = algorithm.round(state, [0, 1], local_call(task, algorithm.actions))
     assert not outcome.failures

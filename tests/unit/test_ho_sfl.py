@@ -68,7 +68,7 @@ def federated(task: Task, boundary: int, estimator: str) -> Algorithm:
     probing = Probing(estimator, 2, 0.01, "gaussian", sgd)
     cuts = (boundary,) * len(task.clients)
     given = {"layout": task.model.layout, "boundaries": cuts, "training": training, "probing": probing}
-    return ALGORITHMS["ho_fl"].build(**given)
+    return ALGORITHMS["ho_fl"].build(**given, preferred=None)
 
 
 @pytest.mark.parametrize("estimator", ["forward", "tangent"])

@@ -77,7 +77,7 @@ class Method(NamedTuple):
         """The Algorithm; imported here, since a list of names needs no PyTorch.
 
         Args:
-            given: at least what the row ``needs``: layout, boundaries, training, probing, split,
+            given: at least what the row ``needs``: layout, boundaries, training, probing, preferred, split,
                 shared, proximal.
         """
         function = getattr(import_module(f"hofl.algorithms.{self.module or self.name}"), self.name)
@@ -96,7 +96,7 @@ ALGORITHMS: dict[str, Method] = {
             "federated", "each", "0", "E", "client, top only", "training for the top, inference below",
             "E q + d_fo", "d", "O(sqrt((1 + sum_i p_i d_zo[i]/q) / T)) + bias of the sampling",
             ("E x q scalars of the bottom", "a digest of the bottom", "the update of the top"),
-            ("layout", "boundaries", "training", "probing"), _ALL,
+            ("layout", "boundaries", "training", "probing", "preferred"), _ALL,
         ),
         Method(
             "ho_sfl", "HO-SFL", "arXiv 2603.14773",

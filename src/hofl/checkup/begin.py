@@ -13,8 +13,7 @@ from hofl.build import pooled
 from hofl.build_task import build_task, with_sizes
 from hofl.config import Config
 from hofl.errors import ModelError
-from hofl.models.hooks import same
-from hofl.models.selftest import self_test
+from hofl.models.selftest import halves, self_test
 from hofl.session import LOCAL, Session, prepare
 from hofl.tasks.base import Batch, Task
 
@@ -113,9 +112,7 @@ def cut_test(task: Task, batch: Batch, boundary: int) -> None:
         ModelError: says what differs.
     """
     model = task.model
-    z = model.bottom(batch.inputs, boundary)
-    with torch.no_grad():
-        gap = same(model.full(batch.inputs), model.top(batch.inputs, boundary, z))
+    z, gap = halves(model, batch.inputs, boundary)
     if gap:
         raise ModelError(f"bottom then top differs from the whole by {gap:.3g}")
     model.first_order(batch.inputs, boundary, z, task.loss_on(batch))

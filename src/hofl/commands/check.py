@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hofl.commands.arguments import Required
+from hofl.commands.arguments import Required, named
 from hofl.commands.output import print_json, print_table, quiet_libraries, say
 from hofl.report.tables import Table, number, seconds, size
 
@@ -23,7 +23,7 @@ def check(
     """
     from hofl.config import load, placed
 
-    file, overrides = arguments[0], arguments[1:]
+    file, overrides = named(arguments)
     config = load(file, overrides)
     quiet_libraries()
     from hofl.checkup.examine import examine

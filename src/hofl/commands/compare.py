@@ -30,15 +30,15 @@ def compare(
     from hofl.report import groups
 
     found = groups.group([read_run(folder) for folder in runs])
-    result = write(found, out)
+    result, tables = write(found, out)
     if json:
         return print_json(result)
-    show(found, result["verdicts"], out)
+    show(tables, result["verdicts"], out)
 
 
-def show(groups: list["Group"], lines: list[str], out: Path) -> None:
-    """Print the tables and verdicts of runs that :func:`write` has written into a folder."""
-    for table in _tables(groups):
+def show(tables: list["Table"], lines: list[str], out: Path) -> None:
+    """Print the tables and verdicts that :func:`write` has written into a folder."""
+    for table in tables:
         print_table(table)
         say("")
     for line in lines if len(lines) <= _SHOWN else ():
@@ -49,11 +49,11 @@ def show(groups: list["Group"], lines: list[str], out: Path) -> None:
     say(f"written to {out}: compare.md, compare.json, compare.png")
 
 
-def write(groups: list["Group"], out: Path) -> dict[str, Any]:
+def write(groups: list["Group"], out: Path) -> tuple[dict[str, Any], list["Table"]]:
     """Write ``compare.md``, ``compare.json`` and ``compare.png`` into a folder, replacing older ones.
 
     Returns:
-        what is in ``compare.json``.
+        what is in ``compare.json``, and the tables of ``compare.md``.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -61,15 +61,16 @@ def write(groups: list["Group"], out: Path) -> dict[str, Any]:
     import json as encoder
 
     from hofl.presets import cells
-    from hofl.presets.beside import beside, published_values
+    from hofl.presets.beside import beside, published_table, published_values
     from hofl.report import compare as report
     from hofl.report.plots import plot
     from hofl.report.tables import clean, to_markdown
 
-    result = report.to_json(groups)
-    result["published"] = published_values(beside(groups, cells()))
+    result, lines = report.to_json(groups), beside(groups, cells())
+    result["published"] = published_values(lines)
+    tables = [*report.tables(groups), *([published_table(lines)] if lines else [])]
     found = [f"- {clean(line)}" for line in result["verdicts"]]
-    text = "\n".join([*map(to_markdown, _tables(groups)), *found, ""])
+    text = "\n".join([*map(to_markdown, tables), *found, ""])
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "compare.md").write_text(text, encoding="utf-8")
@@ -79,14 +80,4 @@ def write(groups: list["Group"], out: Path) -> dict[str, Any]:
         plot(groups, out / "compare.png")
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder that can be written") from None
-    return result
-
-
-def _tables(groups: list["Group"]) -> list["Table"]:
-    """The report's, and what papers say of the same cells, where there are some."""
-    from hofl.presets import cells
-    from hofl.presets.beside import beside, published_table
-    from hofl.report import compare as report
-
-    lines = beside(groups, cells())
-    return [*report.tables(groups), *([published_table(lines)] if lines else [])]
+    return result, tables

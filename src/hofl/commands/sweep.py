@@ -152,14 +152,9 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _start(run: "Run", jobs: int, scratch: Path) -> Child:
     """A process in a session of its own: a Ctrl-C reaches it once, from here."""
-    file = run.source.place
-    if not Path(file).is_file():  # a preset
-        path = scratch / f"{run.source.name.replace('/', '-')}.toml"
-        path.write_text(run.source.text, encoding="utf-8")
-        file = str(path)
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     where = ["--resume" if run.status == "resume" else "--out", str(run.folder)]
-    command = [sys.executable, "-m", "hofl", "run", file, *run.overrides, *where, "--json"]
+    command = [sys.executable, "-m", "hofl", "run", run.source.place, *run.overrides, *where, "--json"]
     errors = scratch / f"{len(list(scratch.iterdir()))}.errors"
     with errors.open("wb") as stream:
         process = subprocess.Popen(
@@ -225,8 +220,7 @@ def _compare(runs: Sequence["RunData"], out: Path, quiet: bool) -> list[dict[str
     for place, members in enumerate(sets.values(), 1):
         where = out / "compare" if len(sets) == 1 else out / "compare" / str(place)
         try:
-            groups = group(members)
-            result = write(groups, where)
+            result, tables = write(group(members), where)
         except HoflError as error:
             if isinstance(error, ConfigError):
                 raise
@@ -235,5 +229,5 @@ def _compare(runs: Sequence["RunData"], out: Path, quiet: bool) -> list[dict[str
         found.append(result)
         if not quiet:
             say("")
-            show(groups, result["verdicts"], where)
+            show(tables, result["verdicts"], where)
     return found

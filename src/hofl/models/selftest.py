@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hofl.core.layout import EMBED
 from hofl.errors import ModelError
@@ -26,9 +26,7 @@ def self_test(model: "CutModel", inputs: Mapping[str, Any]) -> None:
     """
     boundary = max(1, model.blocks // 2)
     _check_places(model, inputs)
-    z = model.bottom(inputs, boundary)
-    with torch.no_grad():
-        gap = same(model.full(inputs), model.top(inputs, boundary, z))
+    z, gap = halves(model, inputs, boundary)
     if gap or z.requires_grad:
         raise ModelError(
             f"the model cut at boundary {boundary} of {model.blocks} differs from the whole by {gap:.3g}: "
@@ -36,6 +34,13 @@ def self_test(model: "CutModel", inputs: Mapping[str, Any]) -> None:
         )
     if not model.separates(boundary):
         model.first_order(inputs, boundary, z, lambda output: output.float().square().mean())
+
+
+def halves(model: "CutModel", inputs: Mapping[str, Any], boundary: int) -> tuple[Tensor, float]:
+    """The activation at a boundary, and by how much bottom then top differs from the whole; 0 bit for bit."""
+    z = model.bottom(inputs, boundary)
+    with torch.no_grad():
+        return z, same(model.full(inputs), model.top(inputs, boundary, z))
 
 
 def _check_places(model: "CutModel", inputs: Mapping[str, Any]) -> None:

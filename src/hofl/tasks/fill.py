@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hofl.errors import RecordError
 from hofl.models.boundary import CutModel
-from hofl.tasks.tokens import padded
+from hofl.tasks.base import Batch
+from hofl.tasks.tokens import Tokens, padded
 
 
 def model_inputs(
@@ -57,3 +58,14 @@ def known_lengths(lengths: NDArray[np.int32] | None, z: Tensor) -> NDArray[np.in
     if lengths is None or not fits or lengths.min() < 1 or lengths.max() != z.shape[1]:
         raise RecordError(f"lengths of texts do not fit activations of shape {list(z.shape)}")
     return lengths
+
+
+def text_lengths(batch: Batch) -> NDArray[np.int32]:
+    """Tokens of each text: int32 [batch]."""
+    lengths: NDArray[np.int32] = batch.inputs["attention_mask"].sum(1).cpu().numpy().astype(np.int32)
+    return lengths
+
+
+def stand_ins(lengths: NDArray[np.int32], pad: int) -> list[Tokens]:
+    """Texts of these lengths, of a token that is no pad."""
+    return [np.full(n, 0 if pad else 1, dtype=np.int32) for n in lengths]

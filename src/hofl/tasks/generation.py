@@ -17,24 +17,19 @@ from hofl.errors import ModelError
 from hofl.models.boundary import CutModel
 from hofl.tasks import squad
 from hofl.tasks.base import Batch, Keep, Task, aligned, token_cross_entropy
-from hofl.tasks.fill import known_lengths, model_inputs, pad_id
+from hofl.tasks.fill import known_lengths, model_inputs, pad_id, stand_ins, text_lengths
 from hofl.tasks.generation_data import QuestionData, Questions
 from hofl.tasks.generation_greedy import first_lines, greedy, stop_tokens
 from hofl.tasks.generation_tokens import (
     check_length,
     ends,
     row_losses,
-    stand_ins,
     tallied,
-    text_lengths,
     vocabulary,
 )
 from hofl.tasks.metrics import Tally
 from hofl.tasks.templates import Template
-from hofl.tasks.tokens import Encoded, Tokens, encode
-
-MUCH = 0.1
-"""Share of cut prompts above which a run says so."""
+from hofl.tasks.tokens import Encoded, Tokens, cut_facts, encode
 
 
 def generation_task(
@@ -59,9 +54,7 @@ def generation_task(
     """
     check_length(model, length, new_tokens)
     stops, pad = _stops(tokenizer), pad_id(model, tokenizer)
-    alone = data.evaluation is data.train  # the others are elsewhere
-    train = _encoded(tokenizer, data.template, data.train, length, new_tokens)
-    tested = train if alone else _encoded(tokenizer, data.template, data.evaluation, length, new_tokens)
+    train, tested = _encoded(tokenizer, data, length, new_tokens)
     fill = model_inputs(model, tokenizer, left=True)
 
     def collate(numbers: NDArray[np.int64], of: "_Encoded" = train) -> Batch:
@@ -84,6 +77,8 @@ def generation_task(
         order = np.argsort([len(ids) for ids in tested.prompts.ids], kind="stable")
         return tallied(answered, order, batch, keep, "f1", tuple(_SCORES))
 
+    facts = {**data.facts, "vocabulary": vocabulary(model), "length": length + new_tokens - 1}
+    facts |= cut_facts(data.facts, train.prompts, tested.prompts, "prompts")
     return Task(
         "generation",
         model,
@@ -93,7 +88,7 @@ def generation_task(
         token_cross_entropy,
         evaluate,
         data.seed,
-        {**data.facts, **_text_facts(model, data, train, tested, length + new_tokens - 1)},
+        facts,
         lengths=text_lengths,
         top_inputs=lambda lengths, z: fill(stand_ins(known_lengths(lengths, z), pad)),
     )
@@ -107,7 +102,14 @@ class _Encoded:
     answers: list[Tokens]
 
 
-def _encoded(tokenizer: Any, template: Template, of: Questions, length: int, new_tokens: int) -> _Encoded:
+def _encoded(tokenizer: Any, data: QuestionData, length: int, new_tokens: int) -> tuple[_Encoded, _Encoded]:
+    """Training and held-out questions: the same twice where the others are elsewhere."""
+    train = _part(tokenizer, data.template, data.train, length, new_tokens)
+    alone = data.evaluation is data.train
+    return train, train if alone else _part(tokenizer, data.template, data.evaluation, length, new_tokens)
+
+
+def _part(tokenizer: Any, template: Template, of: Questions, length: int, new_tokens: int) -> _Encoded:
     prompts = encode(tokenizer, template, of.texts, length)
     cue = template.pattern.rsplit("\n", 1)[-1]  # tokens of an answer depend on what is before it
     given = tokenizer([cue, *(f"{cue} {answers[0]}" for answers in of.answers)], add_special_tokens=False)
@@ -142,19 +144,3 @@ def _row(row: int, answers: Sequence[str], text: str, loss: float, tokens: int) 
     scores = {name: squad.best(score, text, answers) for name, score in _SCORES.items()}
     told = {"row": row, "target": list(answers), "prediction": text}
     return {**told, **scores, "loss": loss / tokens, "tokens": tokens}
-
-
-def _text_facts(
-    model: CutModel, data: QuestionData, train: _Encoded, evaluation: _Encoded, longest: int
-) -> dict[str, Any]:
-    """Vocabulary, longest text, how many prompts were cut, and a warning where that is many."""
-    warnings, cuts = list(data.facts["warnings"]), dict[str, int | None](train=None, evaluation=None)
-    for name, words, encoded in (("train", "training", train), ("evaluation", "evaluation", evaluation)):
-        if data.facts[f"n_{name}"] is None:
-            continue
-        cuts[name], share = encoded.prompts.truncated, encoded.prompts.truncated / len(encoded.answers)
-        if share > MUCH:
-            warnings.append(
-                f"{share:.0%} of the {words} prompts are cut to task.length tokens: raise it if memory allows"
-            )
-    return {"vocabulary": vocabulary(model), "length": longest, "truncated": cuts, "warnings": warnings}

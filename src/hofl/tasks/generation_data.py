@@ -16,10 +16,8 @@ from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
 from hofl.tasks import files, nodes, partition, sources
 from hofl.tasks.files import Source, Table
-from hofl.tasks.templates import Template, template
-
-EVEN = ("iid", "files", "nodes")
-"""Kinds of partition that need no classes."""
+from hofl.tasks.options import clean
+from hofl.tasks.templates import Template, with_columns
 
 
 @dataclass(frozen=True)
@@ -71,14 +69,7 @@ class Columns:
         Raises:
             ConfigError: no such template, or it has other fields.
         """
-        chosen = template(self.template_id, generated=True)
-        fields = [name.strip() for name in self.text.split(",")]
-        if len(fields) != len(chosen.fields):
-            raise ConfigError(
-                f"task.text = {self.text!a}: template {chosen.id!a} needs columns for "
-                f"{', '.join(chosen.fields)}"
-            )
-        return chosen, fields
+        return with_columns(self.template_id, self.text, generated=True)
 
 
 def require_even(divided: partition.Partition) -> None:
@@ -87,9 +78,10 @@ def require_even(divided: partition.Partition) -> None:
     Raises:
         ConfigError: names the kinds that are left.
     """
-    if divided.kind not in EVEN:
+    if divided.kind not in partition.UNLABELLED:
         raise ConfigError(
-            f"partition.kind = {divided.kind!a}: generated text has no classes; allowed are {', '.join(EVEN)}"
+            f"partition.kind = {divided.kind!a}: generated text has no classes; "
+            f"allowed are {', '.join(partition.UNLABELLED)}"
         )
 
 
@@ -122,7 +114,8 @@ def read_questions(
     scored = sources.held_out(evaluation, fields, columns.label, seed, evaluation_rows)
     learned = _questions(files.taken(table, rows), fields, columns.label, "task.train")
     tested = _questions(scored, fields, columns.label, "task.evaluation")
-    clients, shards = dealt(divided, rows, sizes, clients, seed)
+    labels = np.zeros(len(rows), dtype=np.int64)  # there are no classes
+    clients, shards = sources.dealt(divided, labels, rows, sizes, clients, seed)
     facts = _facts(chosen, learned, tested)
     facts["partition"] = holders(shards, clients)
     return QuestionData(chosen, learned, tested, clients, shards, seed, facts)
@@ -166,29 +159,6 @@ def read_own(
     return QuestionData(chosen, learned, learned, divided.names, shards, seed, facts)
 
 
-def dealt(
-    divided: partition.Partition,
-    rows: Sequence[int],
-    sizes: Sequence[int],
-    clients: tuple[str, ...],
-    seed: int,
-) -> tuple[tuple[str, ...], partition.Shards]:
-    """Client ids and shards: of files where these are the clients, else at random.
-
-    Args:
-        divided: see :func:`require_even`.
-        rows: the numbers that are used, ascending, of all that were read.
-        sizes: how many were read of each file.
-        clients: ids of the files; none where the files are not the clients.
-        seed: of the run.
-    """
-    if clients:
-        owners = np.repeat(np.arange(len(sizes)), sizes)[list(rows)]
-        return clients, partition.files(np.bincount(owners, minlength=len(sizes)).tolist())
-    shards = divided.divide(np.zeros(len(rows), dtype=np.int64), seed=seed)
-    return tuple(f"client-{client}" for client in range(len(shards))), shards
-
-
 def holders(shards: partition.Shards, clients: Sequence[str]) -> list[dict[str, Any]]:
     """One row a client, for the report: there are no classes to count."""
     return [
@@ -208,29 +178,22 @@ def _questions(table: Table, fields: Sequence[str], label: str, where: str) -> Q
             f"{where}: of {len(cells)} rows {missing} have no {' or '.join(fields)} and {silent} no answer "
             f"in {label}, which holds a text, texts, or {{'text': [...]}}: drop or fill them"
         )
-    return Questions([tuple(map(_clean, row)) for row in cells], answers)
+    return Questions([tuple(map(clean, row)) for row in cells], answers)
 
 
 def _answers(cell: Any) -> tuple[str, ...]:
     """All answers in a cell, in their order."""
     found = cell.get("text") if isinstance(cell, Mapping) else cell
     many = [found] if isinstance(found, str) else list(found) if isinstance(found, list | tuple) else []
-    return tuple(text for each in many if isinstance(each, str) and (text := _clean(each)))
-
-
-def _clean(cell: Any) -> str:
-    """A cell as text that can be encoded, without outer white space."""
-    return str(cell).encode(errors="replace").decode().strip()
+    return tuple(text for each in many if isinstance(each, str) and (text := clean(each)))
 
 
 def _facts(chosen: Template, train: Questions | None, evaluation: Questions | None) -> dict[str, Any]:
     """What the manifest says of the data: counts and hashes, never a text; None of what is elsewhere."""
     here = {name: part for name, part in (("train", train), ("evaluation", evaluation)) if part is not None}
     counts = {name: len(part.texts) for name, part in here.items()}
-    twice = None
-    if train is not None and evaluation is not None:
-        seen = {files.text_hash(*row) for row in train.texts}
-        twice = sum(files.text_hash(*row) in seen for row in evaluation.texts)
+    elsewhere = train is None or evaluation is None
+    twice = None if elsewhere else sources.shared(here["train"].texts, here["evaluation"].texts)
     flatters = f"{twice} of {counts.get('evaluation')} evaluation questions are also trained on: F1 flatters"
     return {
         "template": chosen.id,

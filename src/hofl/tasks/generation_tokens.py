@@ -2,11 +2,9 @@
 """What tasks share whose targets are tokens: targets that end together, losses by example, their sums."""
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hofl.errors import ConfigError, ModelError
@@ -14,13 +12,13 @@ from hofl.models.boundary import CutModel
 from hofl.models.load import output_embedding
 from hofl.tasks.base import IGNORED, Batch, Keep, token_losses
 from hofl.tasks.metrics import Tally, exact_sum
+from hofl.tasks.predictions import in_batches
 from hofl.tasks.tokens import Tokens
 
 Score = Callable[[NDArray[np.int64]], tuple[list[dict[str, Any]], list[float]]]
 """Numbers of examples -> one object each as ``Keep`` has it, with ``tokens``, and their summed losses."""
 
 
-@torch.no_grad()
 def tallied(
     score: Score,
     order: NDArray[np.int64],
@@ -39,16 +37,14 @@ def tallied(
         metric: see :class:`~hofl.tasks.metrics.Tally`.
         points: names of scores in the objects.
     """
-    tally, told = Tally(metric, points=dict.fromkeys(points, 0.0)), list[dict[str, Any]]()
-    for start in range(0, len(order), batch):
-        rows, losses = score(order[start : start + batch])
+
+    def summed(numbers: NDArray[np.int64], wanted: bool) -> tuple[Tally, list[dict[str, Any]]]:
+        """One batch."""
+        rows, losses = score(numbers)
         sums = {name: exact_sum([row[name] for row in rows]) for name in points}
-        tally += Tally(metric, len(rows), sum(row["tokens"] for row in rows), exact_sum(losses), sums)
-        told += rows if keep is not None else []
-    if keep is not None:
-        for row in sorted(told, key=itemgetter("row")):
-            keep(row)
-    return tally
+        return Tally(metric, len(rows), sum(row["tokens"] for row in rows), exact_sum(losses), sums), rows
+
+    return in_batches(summed, Tally(metric, points=dict.fromkeys(points, 0.0)), order, batch, keep)
 
 
 def check_length(model: CutModel, length: int, new_tokens: int = 0) -> None:
@@ -76,17 +72,6 @@ def row_losses(model: CutModel, batch: Batch) -> list[float]:
     output = model.full(batch.inputs)
     rows = [slice(i, i + 1) for i in range(len(output))]  # one at a time: float64 logits are large
     return [exact_sum(token_losses(output[i].double(), batch.targets[i])[0].tolist()) for i in rows]
-
-
-def text_lengths(batch: Batch) -> NDArray[np.int32]:
-    """Tokens of each text: int32 [batch]."""
-    lengths: NDArray[np.int32] = batch.inputs["attention_mask"].sum(1).cpu().numpy().astype(np.int32)
-    return lengths
-
-
-def stand_ins(lengths: NDArray[np.int32], pad: int) -> list[Tokens]:
-    """Texts of these lengths, of a token that is no pad."""
-    return [np.full(n, 0 if pad else 1, dtype=np.int32) for n in lengths]
 
 
 def vocabulary(model: CutModel) -> int:

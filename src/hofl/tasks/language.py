@@ -17,18 +17,16 @@ from hofl.core.keys import Key
 from hofl.errors import ConfigError, DataError
 from hofl.models.boundary import CutModel
 from hofl.models.gguf import quiet
-from hofl.tasks import nodes, partition
+from hofl.tasks import nodes, partition, sources
 from hofl.tasks.base import Batch, Keep, Task, aligned, token_cross_entropy
 from hofl.tasks.files import drawn
-from hofl.tasks.fill import known_lengths, model_inputs, pad_id
-from hofl.tasks.generation_data import dealt, holders
+from hofl.tasks.fill import known_lengths, model_inputs, pad_id, stand_ins, text_lengths
+from hofl.tasks.generation_data import holders
 from hofl.tasks.generation_tokens import (
     check_length,
     ends,
     row_losses,
-    stand_ins,
     tallied,
-    text_lengths,
     vocabulary,
 )
 from hofl.tasks.language_data import LanguageData
@@ -150,7 +148,8 @@ def _shards(
         return divided.names, nodes.alone(divided.names, data.client, len(rows))
     files = data.names if divided.kind == "files" else ()
     sizes = np.bincount(owners, minlength=len(data.names)).tolist()
-    clients, shards = dealt(divided, rows, sizes, files, data.seed)
+    labels = np.zeros(len(rows), dtype=np.int64)  # there are no classes
+    clients, shards = sources.dealt(divided, labels, rows, sizes, files, data.seed)
     if not any(map(len, shards)):
         raise ConfigError("task.train: no client has a piece of text")
     return clients, shards

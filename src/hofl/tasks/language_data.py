@@ -2,15 +2,14 @@
 """Plain text files, read and checked, before there is a tokenizer to cut them with."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any
 
-from hofl.errors import ConfigError, DataError
-from hofl.tasks import nodes
+from hofl.errors import DataError
+from hofl.tasks import nodes, sources
 from hofl.tasks.files import CLIENT_ID
 from hofl.tasks.generation_data import require_even
 from hofl.tasks.partition import Partition
@@ -90,7 +89,7 @@ def read_own(train: str, divided: Partition, client: str, *, seed: int) -> Langu
 def _texts(setting: str, place: str) -> dict[str, str]:
     """Whole files by stem, sorted."""
     texts: dict[str, str] = {}
-    with _about(setting):
+    with sources.about(setting):
         for path in _expand(place):
             if path.stem in texts:
                 raise DataError(f"{place}: two files are called {path.stem!a}: each name must be its own")
@@ -98,15 +97,6 @@ def _texts(setting: str, place: str) -> dict[str, str]:
         if not any(text.strip() for text in texts.values()):
             raise DataError(f"{place}: no text in {len(texts)} files: give files with text")
     return texts
-
-
-@contextmanager
-def _about(setting: str) -> Iterator[None]:
-    """Begin what is said with the setting that names the files."""
-    try:
-        yield
-    except (DataError, ConfigError) as error:
-        raise type(error)(f"{setting}: {error}") from None
 
 
 def _expand(place: str) -> list[Path]:

@@ -157,6 +157,8 @@ class Kind(NamedTuple):
     divide: Callable[[Partition, Labels, int], Shards] | None
 
 
+UNLABELLED = ("iid", "files", "nodes")  # kinds that need no classes
+
 KINDS: dict[str, Kind] = {
     "iid": Kind("random shards of equal size", lambda p, y, seed: iid(y, p.clients, seed=seed)),
     "dirichlet": Kind(

@@ -133,6 +133,26 @@ def template(identifier: str, generated: bool = False) -> Template:
     return TEMPLATES[identifier]
 
 
+def with_columns(identifier: str, text: str, generated: bool = False) -> tuple[Template, list[str]]:
+    """The template of an id, see :func:`template`, and the columns that fill it.
+
+    Args:
+        identifier: of the template.
+        text: the columns with commas between, in the order of the template's fields.
+        generated: see :func:`template`.
+
+    Raises:
+        ConfigError: there is no such template, or it has other fields.
+    """
+    chosen = template(identifier, generated)
+    columns = [name.strip() for name in text.split(",")]
+    if len(columns) != len(chosen.fields):
+        raise ConfigError(
+            f"task.text = {text!a}: template {chosen.id!a} needs columns for {', '.join(chosen.fields)}"
+        )
+    return chosen, columns
+
+
 def label_names(chosen: Template, labels: Sequence[Any], kind: str = "training") -> tuple[str, ...]:
     """The classes' names: the template's, or for a head what the labels of a kind of rows hold.
 

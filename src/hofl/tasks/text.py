@@ -16,14 +16,11 @@ from torch import Tensor
 from hofl.errors import ConfigError, ModelError
 from hofl.models.boundary import CutModel
 from hofl.tasks.base import Batch, Keep, Task, cross_entropy
-from hofl.tasks.fill import known_lengths, model_inputs, pad_id
+from hofl.tasks.fill import known_lengths, model_inputs, pad_id, stand_ins, text_lengths
 from hofl.tasks.metrics import Sums
 from hofl.tasks.predictions import classified
 from hofl.tasks.text_data import Examples, TextData
-from hofl.tasks.tokens import Encoded, encode, word_tokens
-
-MUCH = 0.1
-"""Share of cut texts above which a run says so."""
+from hofl.tasks.tokens import Encoded, cut_facts, encode, word_tokens
 
 
 def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, batch: int = 32) -> Task:
@@ -48,7 +45,7 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
     held_out = train if alone else encode(tokenizer, data.template, data.evaluation.texts, length)
     fill = model_inputs(model, tokenizer, left=bool(words))
     score = _scores(words, len(data.names))
-    stand_in = 0 if pad_id(model, tokenizer) else 1  # any token that is no pad
+    pad = pad_id(model, tokenizer)
 
     def collate(numbers: NDArray[np.int64], of: Encoded = train, labels: Examples = data.train) -> Batch:
         """Examples by number, of the training set unless another is named."""
@@ -65,7 +62,7 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
         order = np.argsort([len(ids) for ids in held_out.ids], kind="stable")
         return classified(answers, order, batch, data.names, keep)
 
-    facts = {**data.facts, "label_tokens": words, "length": length, **_cuts(data, train, held_out)}
+    facts = {**data.facts, "label_tokens": words, "length": length, **cut_facts(data.facts, train, held_out)}
     return Task(
         "text",
         model,
@@ -76,25 +73,9 @@ def text_task(data: TextData, model: CutModel, tokenizer: Any, *, length: int, b
         evaluate,
         data.seed,
         facts,
-        lengths=lambda batch: batch.inputs["attention_mask"].sum(1).cpu().numpy().astype(np.int32),
-        top_inputs=lambda lengths, z: fill(
-            [np.full(n, stand_in, dtype=np.int32) for n in known_lengths(lengths, z)]
-        ),
+        lengths=text_lengths,
+        top_inputs=lambda lengths, z: fill(stand_ins(known_lengths(lengths, z), pad)),
     )
-
-
-def _cuts(data: TextData, train: Encoded, evaluation: Encoded) -> dict[str, Any]:
-    """How many texts were cut, and a warning where that is many."""
-    warnings, cuts = list(data.facts["warnings"]), dict[str, int | None](train=None, evaluation=None)
-    for name, words, encoded in (("train", "training", train), ("evaluation", "evaluation", evaluation)):
-        if data.facts[f"n_{name}"] is None:
-            continue
-        cuts[name], share = encoded.truncated, encoded.truncated / max(1, len(encoded.ids))
-        if share > MUCH:
-            warnings.append(
-                f"{share:.0%} of the {words} texts are cut to task.length tokens: raise it if memory allows"
-            )
-    return {"truncated": cuts, "warnings": warnings}
 
 
 def _check_length(model: CutModel, length: int) -> None:

@@ -18,7 +18,7 @@ from hofl.errors import ConfigError, DataError
 from hofl.tasks import files, nodes, partition, sources
 from hofl.tasks.facts import data_facts
 from hofl.tasks.files import Source, Table
-from hofl.tasks.templates import Template, class_ids, label_names, template
+from hofl.tasks.templates import Template, class_ids, label_names, with_columns
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def read_text(
     Raises:
         DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
     """
-    chosen, fields = _columns(template_id, text)
+    chosen, fields = with_columns(template_id, text)
     joined, sizes, clients = sources.training(train, fields, label, divided)
     rows = files.drawn(sum(sizes), train_rows, Key.of(seed, "partition", 10), "task.train_rows")
     held_out = sources.held_out(evaluation, fields, label, seed, evaluation_rows)
@@ -87,12 +87,7 @@ def read_text(
         names = label_names(chosen, joined[label])
     learned = _examples(joined, chosen, fields, label, names, seed, "task.train")
     tested = _examples(held_out, chosen, fields, label, names, seed, "task.evaluation")
-    if clients:
-        owners = np.repeat(np.arange(len(sizes)), sizes)[rows]
-        shards = partition.files(np.bincount(owners, minlength=len(sizes)).tolist())
-    else:
-        shards = divided.divide(learned.labels, seed=seed)
-        clients = tuple(f"client-{client}" for client in range(len(shards)))
+    clients, shards = sources.dealt(divided, learned.labels, rows, sizes, clients, seed)
     facts = _facts(chosen, names, learned, tested)
     facts["partition"] = partition.table(shards, learned.labels, names, clients)
     return TextData(chosen, names, learned, tested, clients, shards, seed, facts)
@@ -115,7 +110,7 @@ def read_held_out(
     Raises:
         DataError, ConfigError: one line, as the parts raise; it starts with the setting at fault.
     """
-    chosen, fields = _columns(template_id, text)
+    chosen, fields = with_columns(template_id, text)
     held_out = sources.held_out(evaluation, fields, label, seed, evaluation_rows)
     with sources.about("task.label", fields, label):
         names = label_names(chosen, held_out[label], "evaluation")
@@ -150,7 +145,7 @@ def read_own(
     Raises:
         DataError: also for a label that is no class. ConfigError: also where a head's classes are not told.
     """
-    chosen, fields = _columns(template_id, text)
+    chosen, fields = with_columns(template_id, text)
     classes = chosen.names or tuple(names)
     if not classes:
         raise ConfigError(f"task.template = {chosen.id!a}: the server did not tell the names of the classes")
@@ -161,17 +156,6 @@ def read_own(
     facts = _facts(chosen, classes, learned, None)
     facts["partition"] = partition.table(shards, learned.labels, classes, divided.names)
     return TextData(chosen, classes, learned, learned, divided.names, shards, seed, facts)
-
-
-def _columns(template_id: str, text: str) -> tuple[Template, list[str]]:
-    """The template and the columns that fill it."""
-    chosen = template(template_id)
-    fields = [name.strip() for name in text.split(",")]
-    if len(fields) != len(chosen.fields):
-        raise ConfigError(
-            f"task.text = {text!a}: template {chosen.id!a} needs columns for {', '.join(chosen.fields)}"
-        )
-    return chosen, fields
 
 
 def _examples(
@@ -210,8 +194,7 @@ def _facts(
 
 def _shared(train: Examples, evaluation: Examples) -> int:
     """How many evaluation texts are also trained on."""
-    seen = {files.text_hash(*row) for row in train.texts}
-    return sum(files.text_hash(*row) in seen for row in evaluation.texts)
+    return sources.shared(train.texts, evaluation.texts)
 
 
 def _sha256(examples: Examples) -> str:

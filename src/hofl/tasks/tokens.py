@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts as token ids: cut to length in the text only, with the answer position last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ CHARACTERS = 32
 """Characters a token that are looked at: what lies beyond ``CHARACTERS * length`` is cut unread."""
 USUAL = 5
 """Characters a token of most texts."""
+MUCH = 0.1
+"""Share of cut texts above which a run says so."""
 CHUNK = 2048
 """Texts the tokenizer is given at a time."""
 
@@ -52,6 +54,28 @@ def encode(tokenizer: Any, template: Template, rows: Sequence[Sequence[str]], le
         ids[i] = each
     framed = [np.array([*before, *each, *after], dtype=np.int32) for each in ids]
     return Encoded(framed, len(cut.union(long)))
+
+
+def cut_facts(
+    facts: Mapping[str, Any], train: Encoded, evaluation: Encoded, what: str = "texts"
+) -> dict[str, Any]:
+    """How many texts were cut, and the data's warnings with one more where that is many.
+
+    Args:
+        facts: of the data; None stands for how many there are of a part that is elsewhere.
+        train, evaluation: the parts.
+        what: they are called.
+    """
+    warnings, cuts = list(facts["warnings"]), dict[str, int | None](train=None, evaluation=None)
+    for name, words, encoded in (("train", "training", train), ("evaluation", "evaluation", evaluation)):
+        if facts[f"n_{name}"] is None:
+            continue
+        cuts[name], share = encoded.truncated, encoded.truncated / max(1, len(encoded.ids))
+        if share > MUCH:
+            warnings.append(
+                f"{share:.0%} of the {words} {what} are cut to task.length tokens: raise it if memory allows"
+            )
+    return {"truncated": cuts, "warnings": warnings}
 
 
 def word_tokens(tokenizer: Any, template: Template) -> list[int]:

@@ -116,21 +116,23 @@ class Attendance:
     def post(self, letters: Sequence[tuple[int, RecordDict]], seconds: float) -> list[str]:
         """Give messages to Flower -> their ids, empty where one was not taken: its node has just left."""
         messages = [Message(content, node, MESSAGE_TYPE, ttl=seconds + LATE) for node, content in letters]
-        quick = [
-            self.whole and node in self._quick and not content.array_records for node, content in letters
+        names = [""] * len(letters)
+        small = self._quick if self.whole else set[int]()
+        whole = [
+            i for i, (node, content) in enumerate(letters) if node in small and not content.array_records
         ]
-        names = dict.fromkeys(range(len(letters)), "")
-        for whole, push in (
-            (True, partial(internal.push_whole, self.grid)),
-            (False, self.grid.push_messages),
+        parts = sorted({*range(len(letters))} - {*whole})
+        for places, push in (
+            (whole, partial(internal.push_whole, self.grid)),
+            (parts, self.grid.push_messages),
         ):
-            places = [place for place, each in enumerate(quick) if each is whole]
-            if places:
-                names |= zip(places, push([messages[place] for place in places]), strict=False)
-        for place, (node, _) in enumerate(letters):
-            if not names[place]:
+            taken = push([messages[i] for i in places]) if places else ()
+            for place, name in zip(places, taken, strict=False):  # of none, if the whole is too large
+                names[place] = str(name or "")
+        for (node, _), name in zip(letters, names, strict=True):
+            if not name:
                 self.gone(node)
-        return [str(name or "") for name in names.values()]
+        return names
 
     def heard(self, node: int, message: Message) -> None:
         """A node's answer to the greeting: let it in, or not."""

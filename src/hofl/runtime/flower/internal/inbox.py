@@ -96,7 +96,6 @@ class Inbox:
         try:
             return self._opened(client, parcel)
         except Broken as error:
-            LOG.warning("an answer is dropped: %s", error)
             self._discard(client, parcel.message)
             return _failed(parcel.question, str(error))
 
@@ -136,7 +135,6 @@ class Inbox:
             return message_from_proto(proto)
         except Exception as error:  # of any kind, as its sender chose
             why = str(error) if isinstance(error, Broken) else f"cannot be read: {type(error).__name__}"
-            LOG.warning("an answer is dropped: %s", why)
             return _failed(name, why)
 
     def _opened(self, client: Any, parcel: Parcel) -> Message | None:
@@ -189,5 +187,6 @@ def _inflated(parcel: Parcel) -> Message:
 
 def _failed(question: str, why: str) -> Message:
     """An answer's place, taken by the reason why there is none."""
+    LOG.warning("an answer is dropped: %s", why)
     metadata = Metadata(0, "", 0, 0, question, "", 0.0, 0.0, "system")
     return make_message(metadata, error=Error(BROKEN, why))
