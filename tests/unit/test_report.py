@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hofl import read_run
 from hofl.errors import DataError, RecordError
-from hofl.report import budgets, compare, groups, plots, tables
+from hofl.report import budgets, compare, groups, plots, recovery, tables
 from hofl.report.rows import amount, cumulative, curve
 
 
@@ -99,12 +99,28 @@ def test_many_verdicts_are_in_the_file_alone(tmp_path, capsys) -> None:
     from hofl.cli import main
 
     names = ("ho_sfl", "hosl", "heron_sfl", "splitlora", "zo_sfl", "decomfl", "hiso", "mezo")
-    runs = [r for n in names for r in seeds(tmp_path, n, [0.5, 0.6], algorithm=n)]
+    runs = [
+        run
+        for n in names
+        for lr in (0.1, 0.2, 0.3)
+        for run in seeds(tmp_path, f"{n}{lr}", [0.5, 0.6], algorithm=n, optimizer={"lr": lr})
+    ]
     with pytest.raises(SystemExit) as ended:
         main(["compare", *(str(r.folder) for r in runs), "--out", str(tmp_path / "c")])
     assert not ended.value.code
-    assert "28 pairs, 0 of them with a winner" in capsys.readouterr().out
-    assert (tmp_path / "c" / "compare.md").read_text().count("\n- ") == 28
+    shown = capsys.readouterr().out
+    assert "23 pairs, 0 of them with a winner" in shown and "Every run" not in shown
+    written = (tmp_path / "c" / "compare.md").read_text()
+    assert written.count("\n- ") == 23 and "### Every run" in written  # each of 24 groups with the best
+
+
+def test_of_many_groups_each_is_held_against_its_control_and_the_best(tmp_path) -> None:
+    frozen, cuts = {"zo": {"estimator": "none"}}, [{"cohort": {"boundaries": [cut]}} for cut in (1, 2, 3, 4)]
+    runs = [r for i, cut in enumerate(cuts) for r in seeds(tmp_path, f"h{i}", [0.7, 0.7 + i / 100], **cut)]
+    runs += [r for i, cut in enumerate(cuts) for r in seeds(tmp_path, f"n{i}", [0.5, 0.5], **cut, **frozen)]
+    found = compare.verdicts(groups.group(runs))
+    assert len(found) == 7 + 3  # all with ho_fl forward b=4; the other three with their controls
+    assert all("b=4" in line or line.count("b=1") != 1 for line in found)
 
 
 def test_c67_divergence_is_shown_instead_of_a_number(tmp_path) -> None:
@@ -129,7 +145,7 @@ def test_frozen_control_is_the_same_configuration_without_probes(tmp_path) -> No
     runs = seeds(tmp_path, "a", [0.9, 0.8]) + seeds(tmp_path, "n", [0.7, 0.72], **frozen)
     runs += seeds(tmp_path, "o", [0.1], optimizer={"lr": 0.2}, **frozen)
     found = groups.group(runs)
-    assert [groups.control(g, found) for g in found] == [found[1], None, None]
+    assert [recovery.control(g, found) for g in found] == [found[1], None, None]
     assert compare.summary_table(found).rows[0][6] == "0.710 ± 0.014"
 
 
@@ -140,7 +156,7 @@ def test_bottom_recovery(tmp_path) -> None:
     checkpointed = FEDAVG | {"model": {"checkpointing": True}, "zo": {"estimator": "tangent"}}
     runs += seeds(tmp_path, "f", [0.88, 0.92], **checkpointed)
     found = groups.group(runs)
-    assert [groups.recovery(g, found) for g in found] == [pytest.approx(0.5), None, None]
+    assert [recovery.recovery(g, found) for g in found] == [pytest.approx(0.5), None, None]
     table = compare.summary_table(found)
     assert [row[table.columns.index("recovered")] for row in table.rows] == ["0.50", "–", "–"]
     assert [g["bottom_recovery"] for g in compare.to_json(found)["groups"]] == [
@@ -156,13 +172,39 @@ def test_bottom_recovery(tmp_path) -> None:
 def test_no_recovery_beside_fedavg_on_other_work(tmp_path, other) -> None:
     runs = [write_run(tmp_path / "h", 0.8), write_run(tmp_path / "n", 0.7, zo={"estimator": "none"})]
     found = groups.group([*runs, write_run(tmp_path / "f", 0.9, **other)])
-    assert [groups.recovery(g, found) for g in found] == [None] * 3
+    assert [recovery.recovery(g, found) for g in found] == [None] * 3
+
+
+def test_the_recovery_table_has_a_line_a_control(tmp_path) -> None:
+    """By hand: (0.80 - 0.70) / (0.90 - 0.70), (0.75 - 0.70) / 0.20; at 3, of the shared seed, 0.3 / 0.28."""
+    deep, sgd = {"cohort": {"boundaries": [3]}}, {"optimizer": {"name": "sgd", "lr": 1.0}}
+    frozen, sketch = {"zo": {"estimator": "none"}}, {"estimator": "sketch", "probes": 64}
+    runs = seeds(tmp_path, "h", [0.81, 0.79]) + seeds(tmp_path, "n", [0.70, 0.70], **frozen)
+    runs += seeds(tmp_path, "s", [0.74, 0.76], zo=sketch) + seeds(tmp_path, "g", [0.7, 0.7], zo=sketch | sgd)
+    runs += seeds(tmp_path, "f", [0.88, 0.92], **FEDAVG)
+    runs += seeds(tmp_path, "m", [0.60, 0.60], **frozen, **deep) + seeds(
+        tmp_path, "d", [0.9], zo=sketch, **deep
+    )
+    found = groups.group(runs)
+    table = recovery.recovery_table(found)
+    assert table is not None
+    names = [name.replace("zo.optimizer.", "") for name in table.columns]
+    assert names[:3] == ["runs of", "frozen control", "forward q=None"] and names[-1] == "fedavg"
+    assert names[3:5] == ["sketch q=64 lr=0.1 name=unset", "sketch q=64 lr=1.0 name=sgd"]
+    assert [row[0] for row in table.rows] == ["ho_fl b=1,2", "ho_fl b=3"]
+    assert table.rows[0][1:4] == ("0.700 ± 0.000", "0.800 ± 0.014 (0.50)", "0.750 ± 0.014 (0.25)")
+    assert table.rows[1] == ("ho_fl b=3", "0.600 ± 0.000", "–", "0.900 (1.07)", "–", "0.900 ± 0.028")
+    assert recovery.plot_recovery(found, tmp_path / "r.png") and (tmp_path / "r.png").stat().st_size > 5000
+    assert recovery.recovery_table(found[:1]) is None and not recovery.plot_recovery(
+        found[:1], tmp_path / "x"
+    )
+    assert not (tmp_path / "x").exists()
 
 
 def test_no_recovery_where_fedavg_is_not_ahead_of_the_control(tmp_path) -> None:
     runs = [write_run(tmp_path / "h", 0.8), write_run(tmp_path / "n", 0.9, zo={"estimator": "none"})]
     found = groups.group([*runs, write_run(tmp_path / "f", 0.9, **FEDAVG)])
-    assert [groups.recovery(g, found) for g in found] == [None] * 3
+    assert [recovery.recovery(g, found) for g in found] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -177,14 +219,14 @@ def test_frozen_control_is_found_whatever_is_set_for_the_probes(tmp_path, zo) ->
     arm = write_run(tmp_path / "a", 0.9, zo=zo)
     frozen = write_run(tmp_path / "n", 0.7, zo={"estimator": "none", "optimizer": {"lr": 0.1}})
     found = groups.group([arm, frozen])
-    assert [groups.control(g, found) for g in found] == [found[1], None]
+    assert [recovery.control(g, found) for g in found] == [found[1], None]
 
 
 def test_a_method_without_a_bottom_has_no_control(tmp_path) -> None:
     settings = FEDAVG | {"zo": {"estimator": "none"}}
     runs = [write_run(tmp_path / "a", 0.9, **FEDAVG), write_run(tmp_path / "b", 0.9, **settings)]
     found = groups.group(runs)
-    assert [groups.control(g, found) for g in found] == [None, None]
+    assert [recovery.control(g, found) for g in found] == [None, None]
 
 
 def test_an_inherited_optimizer_is_no_difference(tmp_path) -> None:
@@ -226,7 +268,7 @@ def test_every_method_that_probes_a_bottom_finds_its_control(tmp_path, algorithm
         write_run(tmp_path / "n", 0.7, algorithm=algorithm, **frozen),
     ]
     found = groups.group(runs)
-    assert [groups.control(g, found) for g in found] == [found[2], None, None]
+    assert [recovery.control(g, found) for g in found] == [found[2], None, None]
 
 
 @pytest.mark.parametrize("algorithm", ["splitfed_v1", "splitlora", "zo_sfl", "mu_splitfed"])
@@ -234,7 +276,7 @@ def test_a_method_that_does_not_has_none(tmp_path, algorithm) -> None:
     frozen = {"zo": {"estimator": "none"}}
     runs = [write_run(tmp_path / "a", 0.9, algorithm=algorithm)]
     found = groups.group([*runs, write_run(tmp_path / "n", 0.7, algorithm=algorithm, **frozen)])
-    assert [groups.control(g, found) for g in found] == [None, None]
+    assert [recovery.control(g, found) for g in found] == [None, None]
 
 
 def test_labels_tell_groups_apart(tmp_path) -> None:

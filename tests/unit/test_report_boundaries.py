@@ -8,7 +8,8 @@ import pytest
 from hofl import read_run
 from hofl.config import load
 from hofl.report import compare
-from hofl.report.groups import Group, boundaries, control, group
+from hofl.report.groups import Group, boundaries, group
+from hofl.report.recovery import control
 from hofl.session import LOCAL, prepare, run_to_end
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "synthetic"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 21
-"""Verdicts that are printed, those of seven groups; more are written to the file only."""
+"""Runs, and verdicts, that are printed one by one: those of seven groups; more are in the file only."""
 
 
 def compare(
@@ -38,19 +38,25 @@ def compare(
 
 def show(tables: list["Table"], lines: list[str], out: Path) -> None:
     """Print the tables and verdicts that :func:`write` has written into a folder."""
+    from hofl.report.compare import RUNS
+
     for table in tables:
-        print_table(table)
-        say("")
+        if table.title != RUNS or len(table.rows) <= _SHOWN:
+            print_table(table)
+            say("")
     for line in lines if len(lines) <= _SHOWN else ():
         say(line)
     if len(lines) > _SHOWN:
         ahead = sum("is ahead of" in line for line in lines)
         say(f"{len(lines)} pairs, {ahead} of them with a winner: one line each in {out / 'compare.md'}")
-    say(f"written to {out}: compare.md, compare.json, compare.png")
+    files = ("compare.md", "compare.json", "compare.png", "recovery.png")
+    say(f"written to {out}: {', '.join(name for name in files if (out / name).is_file())}")
 
 
 def write(groups: list["Group"], out: Path) -> tuple[dict[str, Any], list["Table"]]:
     """Write ``compare.md``, ``compare.json`` and ``compare.png`` into a folder, replacing older ones.
+
+    Where a run has its frozen-bottom control beside it, ``recovery.png`` too.
 
     Returns:
         what is in ``compare.json``, and the tables of ``compare.md``.
@@ -64,6 +70,7 @@ def write(groups: list["Group"], out: Path) -> tuple[dict[str, Any], list["Table
     from hofl.presets.beside import beside, published_table, published_values
     from hofl.report import compare as report
     from hofl.report.plots import plot
+    from hofl.report.recovery import plot_recovery
     from hofl.report.tables import clean, to_markdown
 
     result, lines = report.to_json(groups), beside(groups, cells())
@@ -78,6 +85,8 @@ def write(groups: list["Group"], out: Path) -> tuple[dict[str, Any], list["Table
             encoder.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8"
         )
         plot(groups, out / "compare.png")
+        (out / "recovery.png").unlink(missing_ok=True)
+        plot_recovery(groups, out / "recovery.png")
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder that can be written") from None
     return result, tables

@@ -6,22 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from hofl.report.budgets import budget_table, budget_values, client_forwards
-from hofl.report.groups import Group, control, evaluation_examples, mean, metric_name, recovery
+from hofl.report.groups import Group, evaluation_examples, mean, metric_name
+from hofl.report.recovery import control, recovery, recovery_table
 from hofl.report.tables import Table, count, number, seconds, size, spread
 from hofl.tasks.metric_names import LOWER_IS_BETTER, beside
 
 FEW_SEEDS = "not separable: needs two seeds or more on each side"
 """How a verdict ends that cannot be given."""
 
+RUNS = "Every run"
+"""Title of the table with a line for each."""
+
+_EACH = 7
+"""Groups of which every pair gets a verdict."""
+
 
 def verdicts(groups: Sequence[Group]) -> list[str]:
     """One sentence for each pair; no winner is named where the mean ± SD intervals overlap.
 
-    With one seed everywhere there is nothing to say of a pair, and one sentence says so.
+    Of more than seven groups: each with its frozen-bottom control, and with the best. With one seed everywhere
+    there is nothing to say of a pair, and one sentence says so.
     """
     if len(groups) > 1 and not any(group.troubles or len(group.runs) > 1 for group in groups):
         return [f"no pair: {FEW_SEEDS}"]
-    found = [_verdict(a, b) for a, b in itertools.combinations(groups, 2)]
+    found = [_verdict(a, b) for a, b in _pairs(groups)]
     few = [line for line in found if line.endswith(FEW_SEEDS)]
     if len(few) <= 3:
         return found
@@ -29,9 +37,10 @@ def verdicts(groups: Sequence[Group]) -> list[str]:
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
-    """All there is to show: final models, equal budgets where there is something to compare, every run."""
+    """All there is to show: final models, what bottoms contribute, equal budgets, every run."""
+    recovered = recovery_table(groups)
     between = [budget_table(groups)] if len(groups) > 1 else []
-    return [summary_table(groups), *between, seed_table(groups)]
+    return [summary_table(groups), *([recovered] if recovered else []), *between, seed_table(groups)]
 
 
 def summary_table(groups: Sequence[Group]) -> Table:
@@ -62,7 +71,7 @@ def seed_table(groups: Sequence[Group]) -> Table:
             shown = number(value) if value is not None else run.status
             rows.append((g.label, str(run.seed), shown, sha, str(run.folder)))
     columns = ("runs of", "seed", metric_name(groups), "final model", "folder")
-    return Table("Every run", columns, tuple(rows), frozenset({0, 3, 4}))
+    return Table(RUNS, columns, tuple(rows), frozenset({0, 3, 4}))
 
 
 def to_json(groups: Sequence[Group]) -> dict[str, Any]:
@@ -118,6 +127,16 @@ def _scale(groups: Sequence[Group]) -> str:
     if metric_name(groups) in LOWER_IS_BETTER:
         return f"{n} evaluation texts; less is better"
     return f"{n} evaluation examples, one is {1 / n:.4f}" if n else "no run has finished"
+
+
+def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+    pairs = list(itertools.combinations(groups, 2))
+    known = [g for g in groups if g.mean is not None]
+    if len(groups) <= _EACH or not known:
+        return pairs
+    pick = min if metric_name(groups) in LOWER_IS_BETTER else max
+    best = pick(known, key=lambda g: g.mean or 0.0)
+    return [(a, b) for a, b in pairs if best in (a, b) or control(a, groups) is b or control(b, groups) is a]
 
 
 def _verdict(a: Group, b: Group) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 from hofl.errors import DataError
 from hofl.report.labels import flatten, labels
 from hofl.report.rows import RunData, amount
-from hofl.tasks.metric_names import LOWER_IS_BETTER
-from hofl.theory.computation import HYBRID
 
 
 @dataclass(frozen=True)
@@ -108,62 +106,6 @@ def boundaries(run: RunData) -> dict[tuple[int, int], int | None]:
     return {(1, client): cut for who, cuts in seen for client, cut in zip(who, cuts, strict=False)}
 
 
-def control(of: Group, groups: Sequence[Group]) -> Group | None:
-    """The frozen-bottom control of a group: ``zo.estimator = "none"``, all else outside ``[zo]`` the same.
-
-    None for a control itself, and for a method that does not probe bottoms under a trained top. Where budgets
-    or nodes choose the boundaries, the control's clients must have got the same ones: it needs less memory,
-    so a budget may allow it another.
-    """
-    flat = flatten(of.runs[0].config)
-    hybrid = flat.get("algorithm") in HYBRID and any(of.boundaries)
-    if not hybrid or flat.get("zo.estimator") in (None, "none"):
-        return None
-    others = [(g, flatten(g.runs[0].config)) for g in groups]
-    frozen = [(g, found) for g, found in others if found.get("zo.estimator") == "none"]
-    alike = (g for g, found in frozen if _unprobed(found) == _unprobed(flat))
-    return next((g for g in alike if _same_boundaries(of, g)), None)
-
-
-def recovery(of: Group, groups: Sequence[Group]) -> float | None:
-    """rho = (hybrid - control) / (FedAvg - control): the part of what a trained bottom is worth that it got.
-
-    Means of the final metric over the seeds that all three have. None without a control and a FedAvg run
-    that are alike in all else, and where FedAvg is not ahead of the control.
-    """
-    frozen = control(of, groups)
-    full = None if frozen is None else _full(of, groups)
-    if frozen is None or full is None:
-        return None
-    by_seed = [
-        {r.seed: float(r.summary["metric"]["value"]) for r in g.finished if r.summary}
-        for g in (of, frozen, full)
-    ]
-    shared = set.intersection(*map(set, by_seed))
-    if not shared:
-        return None
-    ours, least, most = (statistics.fmean(found[seed] for seed in shared) for found in by_seed)
-    gained = least - most if metric_name([of]) in LOWER_IS_BETTER else most - least
-    return (ours - least) / (most - least) if gained > 0 else None
-
-
-def _full(of: Group, groups: Sequence[Group]) -> Group | None:
-    """FedAvg on the same work: its boundary is 0, and with checkpointing its bits are the same."""
-    mine = _common(flatten(of.runs[0].config))
-    others = ((g, flatten(g.runs[0].config)) for g in groups)
-    return next(
-        (g for g, flat in others if flat.get("algorithm") == "fedavg" and _common(flat) == mine), None
-    )
-
-
-def _common(flat: dict[str, Any]) -> dict[str, Any]:
-    """What a hybrid run and FedAvg can have in common."""
-    own = ("zo.", "split.", "algorithm", "model.checkpointing", "cohort.")
-    return {
-        k: v for k, v in flat.items() if not k.startswith(own) or k in ("cohort.size", "cohort.weighting")
-    }
-
-
 def metric_name(groups: Sequence[Group]) -> str:
     """The metric all runs report."""
     named = (r.summary["metric"]["name"] for g in groups for r in g.runs if r.summary)
@@ -174,18 +116,6 @@ def evaluation_examples(groups: Sequence[Group]) -> int:
     """How many examples the metric was measured on; 0 where no run finished."""
     counts = (int(r.summary["metric"].get("n") or 0) for g in groups for r in g.runs if r.summary)
     return next(counts, 0)
-
-
-def _unprobed(flat: dict[str, Any]) -> dict[str, Any]:
-    """What is not about probes: a frozen bottom has no use for ``[zo]``."""
-    return {key: value for key, value in flat.items() if not key.startswith("zo.")}
-
-
-def _same_boundaries(one: Group, other: Group) -> bool:
-    """Whether no client has another boundary in the other group's run of the same seed."""
-    theirs = {run.seed: boundaries(run) for run in other.runs}
-    pairs = ((boundaries(run), theirs[run.seed]) for run in one.runs if run.seed in theirs)
-    return all(a[key] == b[key] for a, b in pairs for key in a.keys() & b.keys())
 
 
 def _require_same_data(runs: Sequence[RunData]) -> None:

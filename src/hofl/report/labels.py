@@ -35,7 +35,11 @@ def labels(flats: Sequence[Mapping[str, Any]], boundaries: Sequence[Collection[i
         flats: see :func:`flatten`.
         boundaries: that each ran at, whoever chose them.
     """
-    names = [name(flat, own) for flat, own in zip(flats, boundaries, strict=True)]
+    return told_apart([name(flat, own) for flat, own in zip(flats, boundaries, strict=True)], flats)
+
+
+def told_apart(names: Sequence[str], flats: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names; where two agree, each with every key that tells them apart."""
     keys = sorted({key for flat in flats for key in flat})
     found = []
     for own, flat in zip(names, flats, strict=True):
