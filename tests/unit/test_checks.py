@@ -107,7 +107,9 @@ def test_a_client_with_another_layout_refuses(name: str) -> None:
     task, sgd = synthetic_task(Partition(clients=1), seed=1, rows=40, width=6), Optimizer("sgd", 1e-3)
     training, probing = Training(3, 1, 4, sgd, (40,)), Probing("central", 1, 1e-2, "gaussian", sgd)
     given = {"layout": task.model.layout, "boundaries": (2,), "training": training, "probing": probing}
-    algorithm = ALGORITHMS[name].build(**given, preferred=None, split=Split(task), shared=Shared(), proximal=0.1)
+    algorithm = ALGORITHMS[name].build(
+        **given, preferred=None, split=Split(task), shared=Shared(), proximal=0.1
+    )
     first, seen = next(iter(algorithm.actions)), list[Record]()
 
     def call(action, requests, deadline):
