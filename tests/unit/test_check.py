@@ -230,7 +230,12 @@ def test_a_bottom_that_will_hardly_move(tmp_path: Path) -> None:
     d = found["tiers"][0]["bottom"]
     said = text_of(found, "little_movement")
     assert f"the run's 12 probes are few for {d:,} numbers" in said and d > 10_000
-    assert said.endswith('the top will do the learning: compare with zo.estimator = "none"')
+    power = next(2**k for k in range(20) if 12 * 2**k >= d)  # 12 steps of clients
+    assert said.endswith(
+        'the top will do the learning: compare with zo.estimator = "none", and '
+        f'try zo.estimator = "sketch", zo.directions = "hadamard", zo.probes = {power}'
+    )
+    assert f"here {12 / (12 + d):.1%}" in said
 
 
 def test_most_prompts_are_cut(tmp_path: Path) -> None:
