@@ -141,8 +141,8 @@ def test_recommended_variants_are_of_the_papers_own_method() -> None:
     for preset in OTHER:
         plain = presets.find(preset.name.removesuffix(presets.RECOMMENDED))
         changed = {k: v for k, v in preset.settings.items() if plain.settings.get(k) != v}
-        assert changed == {"zo.estimator": "tangent"}
-        assert presets.config(preset).zo.estimator == "tangent"
+        assert changed == {"zo.estimator": "sketch", "zo.directions": "hadamard", "zo.probes": 256}
+        assert presets.config(preset).zo.estimator == "sketch"
 
 
 def test_the_files_are_what_the_table_makes() -> None:
@@ -227,7 +227,7 @@ def test_toml_has_one_line_a_setting() -> None:
 def test_a_run_may_be_given_a_presets_name() -> None:
     name = "papers/ho_fl/opt-125m/sst2/ho_fl-beta0.75"
     found = load(f"{name}-recommended", ["rounds=3"])
-    assert (found.zo.estimator, found.rounds, found.cohort.preference) == ("tangent", 3, 0.75)
+    assert (found.zo.estimator, found.rounds, found.cohort.preference) == ("sketch", 3, 0.75)
     assert load(name) == load(CONFIGS / f"{name}.toml")
     with pytest.raises(ConfigError, match=r"did you mean papers.ho_fl.opt-125m.sst2.ho_fl-beta0\.75"):
         load("papers/ho_fl/opt-125m/sst2/ho_fl-beta0.7")

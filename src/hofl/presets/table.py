@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 Settings = dict[str, Any]
 """Values by dotted key."""
 
-RECOMMENDED: Settings = {"zo.estimator": "tangent"}
+RECOMMENDED: Settings = {"zo.estimator": "sketch", "zo.directions": "hadamard", "zo.probes": 256}
 """What the recommended variant of a preset sets beside the paper's, where the method is the paper's own."""
 
 
