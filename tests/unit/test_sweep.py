@@ -153,12 +153,18 @@ def test_one_that_fails_does_not_stop_the_rest(capsys, tmp_path) -> None:
 def test_an_interrupted_sweep_goes_on(tmp_path) -> None:
     """SIGTERM is passed on; the run saves, nothing is left behind, and the same command ends it.
 
+    A script's ``&`` leaves SIGINT ignored, in the sweep and in its runs: that changes nothing.
+
     Half a minute: ``pytest -m slow tests/unit/test_sweep.py``.
     """
     file, out = config(tmp_path, algorithm="ho_fl", cohort={"size": 2, "boundaries": [2]}), tmp_path / "out"
     command = [sys.executable, "-m", "hofl", "sweep", str(file), "evaluation.every=500", "--seeds", "1"]
     command += ["--out", str(out)]
-    process = subprocess.Popen([*command, "rounds=100000"], stderr=subprocess.PIPE, text=True)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen([*command, "rounds=100000"], stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     rows = out / "net+rounds=100000" / "1" / "rounds.jsonl"
     end = time.monotonic() + 300
     while not (rows.exists() and rows.read_bytes().count(b"\n") > 2) and time.monotonic() < end:

@@ -11,6 +11,8 @@ import typer
 
 from hofl.commands.arguments import Arguments, Out, Resume, given
 from hofl.commands.output import console, print_json, print_table, quiet_libraries, require_flower, say, warn
+from hofl.runtime.signals import interruptible
+from hofl.runtime.start import refuse_folder
 
 if TYPE_CHECKING:
     from hofl.config import Config
@@ -28,14 +30,22 @@ def run(
     engine: Annotated[
         str, typer.Option("--engine", help="local, or flower-simulation (Ray processes on this machine).")
     ] = "local",
+    fork: Annotated[
+        Path | None,
+        typer.Option("--fork", help="With --resume: leave that folder as it is and go on in this new one."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON at the end and nothing else.")
     ] = False,
 ) -> None:
-    """Run a configuration, or resume a run."""
+    """Run a configuration, resume a run, or go on from one with other settings."""
     if engine not in ENGINES:
         raise click.BadParameter(f"'{engine}': use {' or '.join(ENGINES)}", param_hint="--engine")
+    if fork and (resume is None or engine != "local"):
+        raise click.UsageError("--fork needs --resume, the run to go on from, and the local engine")
     file, overrides, config, where = given(arguments, out, resume)
+    if fork:
+        refuse_folder(fork, False)
     quiet_libraries()
     if engine != "local":
         return _simulate(config, where, resume is not None, json)
@@ -46,7 +56,12 @@ def run(
         say(f"loading the data and model {config.model.source} ...")
     with placed(file, overrides):
         session = prepare(config)
-    train(session, where, resume is not None, json)
+    if fork:
+        from hofl.runtime.fork import fork as begin
+
+        begin(where, fork, session.settings.config)
+    with interruptible():
+        train(session, fork or where, resume is not None, json)
 
 
 def _simulate(config: "Config", where: Path, resume: bool, json: bool) -> None:

@@ -3,7 +3,6 @@
 
 import json as encoder
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import typer
 
 from hofl.commands.output import print_json, say, warn
 from hofl.errors import ConfigError, DataError, HoflError, RunFailed
+from hofl.runtime.signals import interruptible
 
 if TYPE_CHECKING:
     from hofl.report.rows import RunData
@@ -127,8 +127,7 @@ def _progress(tell: Callable[[object], None], total: int) -> Callable[["Run", st
 def _play(runs: Sequence["Run"], jobs: int, ended: Callable[["Run", str], None]) -> None:
     """Run them all, so many at a time; one that fails does not stop the rest."""
     waiting, active = deque(runs), list[Child]()
-    with tempfile.TemporaryDirectory(prefix="hofl-sweep-") as scratch:
-        before = signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="hofl-sweep-") as scratch, interruptible():
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
@@ -142,7 +141,6 @@ def _play(runs: Sequence["Run"], jobs: int, ended: Callable[["Run", str], None])
             raise typer.Exit(130) from None
         finally:
             _stop(active)
-            signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -189,10 +187,10 @@ def _said(child: Child) -> str:
 
 
 def _stop(active: Sequence[Child]) -> None:
-    """Let each save and end."""
+    """Let each save and end. Not by SIGINT: they ignore it if a script started us in the background."""
     for child in active:
         if child.process.poll() is None:
-            child.process.send_signal(signal.SIGINT)
+            child.process.terminate()
     for child in active:
         child.process.wait()
 

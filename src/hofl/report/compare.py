@@ -24,8 +24,8 @@ _EACH = 7
 def verdicts(groups: Sequence[Group]) -> list[str]:
     """One sentence for each pair; no winner is named where the mean ± SD intervals overlap.
 
-    Of more than seven groups: each with its frozen-bottom control, and with the best. With one seed everywhere
-    there is nothing to say of a pair, and one sentence says so.
+    Of more than seven groups: each with its frozen-bottom control, and with the best. With one seed
+    everywhere there is nothing to say of a pair, and one sentence says so.
     """
     if len(groups) > 1 and not any(group.troubles or len(group.runs) > 1 for group in groups):
         return [f"no pair: {FEW_SEEDS}"]

@@ -81,10 +81,16 @@ def group(runs: Sequence[RunData]) -> list[Group]:
     _require_same_data(runs)
     groups: dict[str, list[RunData]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(flatten(run.config), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(identity(run), sort_keys=True), []).append(run)
     found = [Group("", tuple(members)) for members in groups.values()]
-    names = labels([flatten(g.runs[0].config) for g in found], [g.boundaries for g in found])
+    names = labels([identity(g.runs[0]) for g in found], [g.boundaries for g in found])
     return [replace(g, label=label) for g, label in zip(found, names, strict=True)]
+
+
+def identity(run: RunData) -> dict[str, Any]:
+    """What tells a run from others but for its seed: its settings, and after which rounds it was forked."""
+    forks = [s["forked"]["round"] for s in run.manifest.get("sessions") or () if "forked" in s]
+    return flatten(run.config) | ({"forked": ",".join(map(str, forks))} if forks else {})
 
 
 def boundaries(run: RunData) -> dict[tuple[int, int], int | None]:

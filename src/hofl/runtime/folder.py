@@ -27,6 +27,7 @@ INITIAL, FINAL = "initial.safetensors", "final.safetensors"
 
 PACKAGES = ("hofl", "numpy", "torch", "transformers", "peft", "safetensors")
 _ABSENT = "(absent)"
+_FREE = ("rounds", "run.", "fleet.")
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,28 @@ def write_config(folder: Path, config: str) -> None:
 
 
 def _require_same(folder: Path, stored: str, given: str) -> None:
+    for key, was, now in changes(folder, stored, given):
+        if not key.startswith(_FREE) or key == "run.ledger":
+            raise ConfigError(
+                f"{folder}: {key} = {now!r} was given, this run has {was!r}; only rounds, [fleet] and [run] "
+                "may change on resume: start a new folder, or go on in one with --fork"
+            )
+
+
+def changes(folder: Path, stored: str, given: str) -> Iterator[tuple[str, Any, Any]]:
+    """Every setting in which two configurations differ: its key, the stored value and the given one.
+
+    Raises:
+        ConfigError: the stored one is no TOML.
+    """
     try:
         old, new = dict(_leaves(tomllib.loads(stored))), dict(_leaves(tomllib.loads(given)))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
     for key in [*old, *(k for k in new if k not in old)]:
-        free = key == "rounds" or (key.startswith(("run.", "fleet.")) and key != "run.ledger")
         was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
-        if was != now and not free:
-            raise ConfigError(
-                f"{folder}: {key} = {now!r} was given, this run has {was!r}; only rounds, [fleet] and [run] "
-                "may change on resume: start a new folder"
-            )
+        if was != now:
+            yield key, was, now
 
 
 def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -56,6 +56,11 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             raise RecordError(f"{self.path}: {error}") from error
 
+    def copy(self, path: Path) -> None:
+        """Write all that is committed to a new ledger at ``path``."""
+        with closing(sqlite3.connect(path)) as other:
+            self._connection.backup(other)
+
     @property
     def last(self) -> int:
         """The last round in it, 0 if none."""

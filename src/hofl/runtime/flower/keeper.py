@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hofl.runtime.flower.processes import alone, ending, interruptible, start, stop, unhurried
+from hofl.runtime.flower.processes import alone, ending, start, stop
+from hofl.runtime.signals import interruptible, unhurried
 
 WORKER = (sys.executable, "-P", "-m", "hofl.runtime.flower.worker")
 """The command of a worker; it reads its settings, JSON, from standard input."""

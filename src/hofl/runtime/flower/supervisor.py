@@ -20,14 +20,13 @@ from hofl.runtime.flower.processes import (
     alive,
     alone,
     ending,
-    interruptible,
     members,
     require_free,
     stop,
     stop_pid,
-    unhurried,
 )
 from hofl.runtime.flower.superlink import Site
+from hofl.runtime.signals import interruptible, unhurried
 from hofl.runtime.start import CONFIG
 
 RESTARTS = 5
