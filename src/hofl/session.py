@@ -34,7 +34,7 @@ from hofl.config import Config, about, dump, load
 from hofl.core.record import Record
 from hofl.core.sampling import Policy
 from hofl.errors import ConfigError
-from hofl.models.lora import export
+from hofl.models.export import Form, export
 from hofl.protocol.base import Algorithm, Call
 from hofl.protocol.measuring import Preferred
 from hofl.protocol.split import smashed
@@ -260,11 +260,16 @@ def settings_of(config: Config, says: str = LOCAL.says) -> Settings:
     )
 
 
-def export_run(where: Path, out: Path) -> dict[str, Any]:
-    """Write a run's final model as a PEFT folder (or a whole model), verified in a fresh process.
+def export_run(where: Path, out: Path, form: Form | None = None) -> dict[str, Any]:
+    """Write a run's final model as a PEFT folder or a whole model, verified in a fresh process.
+
+    Args:
+        where: the run folder.
+        out: is made; nothing, or an empty folder, may be there.
+        form: see :func:`hofl.models.export.export`.
 
     Returns:
-        see :func:`hofl.models.lora.export`; ``base`` is the source of the model the adapter needs.
+        see :func:`hofl.models.export.export`; ``base`` is the source of the model the adapter needs.
 
     Raises:
         ConfigError: no such run, an unfinished one, a folder that is in use, or a task without a Hugging
@@ -290,4 +295,6 @@ def export_run(where: Path, out: Path) -> dict[str, Any]:
     client = active([len(shard) for shard in task.shards])[0]
     inputs = task.batch(client, 0, _PROOF).inputs
     with storage(out, "nothing was exported: mend this, then export again"):
-        return export(task.model.module, out, facts=loaded.facts, inputs=inputs, tokenizer=loaded.tokenizer)
+        return export(
+            task.model.module, out, facts=loaded.facts, inputs=inputs, tokenizer=loaded.tokenizer, form=form
+        )

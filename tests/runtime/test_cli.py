@@ -256,6 +256,10 @@ def test_export_is_verified(capsys, at) -> None:
     found = json.loads(capsys.readouterr().out.partition("final.safetensors\n")[2])
     assert found["kind"] == "peft" and found["difference"] <= 1e-6
     assert (at / "t" / "adapter" / "adapter_config.json").is_file()
+    assert hofl_command("export", "t", "--format", "merged") == 0
+    assert "merged model: t/merged" in capsys.readouterr().out
+    assert (at / "t" / "merged" / "model.safetensors").is_file()
+    assert "use peft or merged" in refused(capsys, at, "export", "t", "--format", "onnx")
     said = refused(capsys, at, "export", "t")
     assert said == "t/adapter exists and is not empty; give another --out"
 

@@ -294,3 +294,12 @@ def test_an_encoder_package() -> None:
     model = cut(loaded.module, trainable=lambda name: "classifier" in name)
     model.self_test({name: torch.tensor(ids) for name, ids in loaded.tokenizer(["a good film"]).items()})
     assert model.blocks == 6 and model.layout.size == 2 * 384 + 2
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+def test_c22_buffers_are_not_rounded_with_the_weights(family: str) -> None:
+    """At position 5,000 a frequency rounded to bfloat16 is off by 2^-9 x 5,000: whole radians."""
+    exact, rounded = load(f"tiny:{family}").module, load(f"tiny:{family}", dtype="bfloat16").module
+    assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
+    pairs = list(zip(exact.named_buffers(), rounded.named_buffers(), strict=True))
+    assert pairs and all(torch.equal(a, b) for (_, a), (_, b) in pairs)

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from families import adapted, digest, full_case, tokens
 from hofl.core.keys import Key
 from hofl.errors import ModelError
-from hofl.models import lora
+from hofl.models import export as exporting
 from hofl.models.boundary import cut
+from hofl.models.export import export, reload
 from hofl.models.frozen import frozen_sha256
 from hofl.models.load import load, restrict_head
-from hofl.models.lora import add_lora, default_targets, export, reload, select
+from hofl.models.lora import add_lora, default_targets, select
 from hofl.models.tiny import FAMILIES, tiny
 
 KEY = Key.of(1, "init")
@@ -177,11 +179,11 @@ def test_a_failed_export_leaves_nothing_and_can_be_tried_again(
         assert (place / "adapter_model.safetensors").is_file() and not any(folder.iterdir())
         raise error
 
-    monkeypatch.setattr(lora, "_verify", failing)
+    monkeypatch.setattr(exporting, "_verify", failing)
     with pytest.raises(type(error)):
         export(module, folder, facts=facts("tiny:llama"), inputs=tokens())
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"] and not any(folder.iterdir())
-    monkeypatch.setattr(lora, "_verify", lambda *_: 0.0)
+    monkeypatch.setattr(exporting, "_verify", lambda *_: 0.0)
     export(module, folder, facts=facts("tiny:llama"), inputs=tokens())
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
     assert {"adapter_model.safetensors", "hofl.json"} <= {path.name for path in folder.iterdir()}
@@ -190,7 +192,7 @@ def test_a_failed_export_leaves_nothing_and_can_be_tried_again(
 def test_an_export_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(lora, "_verify", lambda *_: 0.0)
+    monkeypatch.setattr(exporting, "_verify", lambda *_: 0.0)
     export(adapted("llama", layers=2), Path(), facts=facts("tiny:llama"), inputs=tokens())
     assert (tmp_path / "here" / "hofl.json").is_file() and not (tmp_path / "here.partial").exists()
 
@@ -198,6 +200,49 @@ def test_an_export_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
 def test_a_plain_module_has_no_export(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no Hugging Face model"):
         export(nn.Sequential(nn.Linear(2, 2)), tmp_path, facts={}, inputs={})
+
+
+@pytest.mark.parametrize(("family", "head"), [("llama", None), ("gpt2", None), ("bert", 3)])
+def test_c31_merged_weights_compute_what_the_adapters_did(
+    tmp_path: Path, family: str, head: int | None
+) -> None:
+    """Reloaded by Transformers alone; W + (alpha / r) B A of one projection by hand."""
+    model = cut(adapted(family, head=head))
+    model.write(model.read() + 0.05)
+    expected = model.full(tokens()).detach().clone()
+    layer = next(m for m in model.module.modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer"))
+    name = next(n for n, m in model.module.named_modules() if m is layer).removeprefix("base_model.model.")
+    product = layer.scaling["default"] * (layer.lora_B["default"].weight @ layer.lora_A["default"].weight)
+    by_hand = (layer.base_layer.weight + (product.T if family == "gpt2" else product)).detach().clone()
+    folder = tmp_path / "merged"
+    known = facts(f"tiny:{family}", head)
+    result = export(model.module, folder, facts=known, inputs=tokens(), form="merged")
+    assert result["kind"] == "merged" and not (folder / "adapter_config.json").exists()
+    kind = (
+        transformers.AutoModelForCausalLM if head is None else transformers.AutoModelForSequenceClassification
+    )
+    again = kind.from_pretrained(folder)
+    with torch.no_grad():
+        assert (again.eval()(**tokens()).logits - expected).abs().max() <= 1e-5
+    assert torch.allclose(again.get_submodule(name).weight, by_hand, atol=1e-6)
+    assert "merged into the weights of `tiny:" in (folder / "README.md").read_text()
+
+
+def test_c31_a_bfloat16_base_is_merged_in_float32(tmp_path: Path) -> None:
+    loaded = load("tiny:llama", dtype="bfloat16")
+    model, known = cut(add_lora(loaded.module, key=KEY, rank=2)), loaded.facts
+    model.write(model.read() + 0.05)
+    result = export(model.module, tmp_path / "m", facts=known, inputs=tokens(), form="merged")
+    assert result["difference"] <= 1e-5
+    assert {t.dtype for t in load_file(tmp_path / "m" / "model.safetensors").values()} == {torch.float32}
+
+
+def test_c31_an_adapter_does_not_leave_trained_weights_out(tmp_path: Path) -> None:
+    module = full_case("llama").module
+    trained = sum(p.requires_grad for p in module.parameters())
+    with pytest.raises(ModelError, match=f"{trained} tensors of the model itself were trained"):
+        export(module, tmp_path / "m", facts=facts("tiny:llama"), inputs=tokens(), form="peft")
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.slow

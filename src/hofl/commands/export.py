@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from hofl.commands.output import print_json, quiet_libraries, say
@@ -11,17 +12,25 @@ from hofl.commands.output import print_json, quiet_libraries, say
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out: Annotated[Path | None, typer.Option("--out", help="New folder [default: RUN/adapter].")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder [default: RUN/adapter or RUN/merged].")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="peft, or merged [default: peft where there are adapters]."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Write the final model as a PEFT adapter, reload it in a fresh process, compare the logits."""
+    """Write the final model as a PEFT adapter or merged, reload it in a fresh process, compare the logits."""
+    if form not in (None, "peft", "merged"):
+        raise click.BadParameter(f"'{form}': use peft or merged", param_hint="--format")
     quiet_libraries()
     from hofl.session import export_run
 
-    found = export_run(run, out or run / "adapter")
+    found = export_run(run, out or run / ("merged" if form == "merged" else "adapter"), form)
     if json:
         return print_json(found)
     say(f"verified in a fresh process: largest difference of the logits {found['difference']:.3g}")
     say(f"{found['kind']} model: {found['folder']}")
-    if "base_sha256" in found:
+    if found["kind"] == "peft":
         say(f"it adapts {found['base']}, whose frozen weights have SHA-256 {found['base_sha256']}")

@@ -50,6 +50,7 @@ def load(
     head: int | None = None,
     key: Key | None = None,
     budget: int | None = None,
+    text: bool = True,
 ) -> Loaded:
     """Load a model.
 
@@ -61,6 +62,7 @@ def load(
         key: of a head's first weights and of a tiny model's.
         budget: most bytes the weights of a GGUF file may take dequantised to float32, checked by its
             header before any is read; None for any. Other sources are not checked.
+        text: whether the tokenizer is needed; False leaves it out.
 
     Raises:
         ModelError: nothing usable there; the message says what was expected.
@@ -75,8 +77,12 @@ def load(
         )
         tokenizer: Any = HashTokenizer()
     else:
-        module, tokenizer = _pretrained(base, local, _DTYPES[dtype], head, key)
-    module = module.to(device=device, dtype=_DTYPES[dtype]).eval()
+        module, tokenizer = _pretrained(base, local, _DTYPES[dtype], head, key, text)
+    module = module.to(device=device).eval()
+    for (
+        parameter
+    ) in module.parameters():  # not buffers: in bfloat16 rotary frequencies turn far positions wrong
+        parameter.data = parameter.data.to(_DTYPES[dtype])
     parameters = sum(p.numel() for p in module.parameters())
     facts = {
         "source": source,
@@ -167,11 +173,11 @@ def _checked(source: str, encoder: bool, head: int | None) -> int | None:
 
 
 def _pretrained(
-    base: str, local: bool, dtype: torch.dtype, head: int | None, key: Key
+    base: str, local: bool, dtype: torch.dtype, head: int | None, key: Key, text: bool
 ) -> tuple[nn.Module, Any]:
     try:
         with quiet(), torch.random.fork_rng(devices=[]):  # a new head is drawn from our key below
-            module, tokenizer, report = _parts(base, local, dtype, head)
+            module, tokenizer, report = _parts(base, local, dtype, head, text)
     except ModelError:
         raise
     except Exception as error:  # the libraries raise of every kind at a damaged file
@@ -186,7 +192,7 @@ def _pretrained(
 
 
 def _parts(
-    base: str, local: bool, dtype: torch.dtype, head: int | None
+    base: str, local: bool, dtype: torch.dtype, head: int | None, text: bool
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
     """The model, its tokenizer and the library's account of tensors it lacks, has too many or misshapen."""
     from transformers import (
@@ -201,11 +207,11 @@ def _parts(
     config = AutoConfig.from_pretrained(base, **safe)
     encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
     _checked(base, encoder, head)
-    tokenizer = AutoTokenizer.from_pretrained(base, **safe)
+    tokenizer = AutoTokenizer.from_pretrained(base, **safe) if text else None
     kind = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
     if head is not None:
         config.num_labels = head
-        config.pad_token_id = _pad(config, tokenizer)
+        config.pad_token_id = _pad(config, tokenizer) if text else config.pad_token_id
     options = {
         **safe,
         "config": config,
