@@ -69,17 +69,7 @@ def build_algorithm(
         boundaries: one a client, or, for HO-FL alone, one for each round and client.
         preferred: of HO-FL, where its rounds are measured: whom the policy prefers.
     """
-    training = Training(
-        seed=config.seed,
-        steps=config.local.steps,
-        batch=config.local.batch,
-        optimizer=optimizer_of(config.optimizer),
-        sizes=tuple(len(shard) for shard in task.shards),
-        quorum=config.quorum,
-        weighting=config.cohort.weighting,
-        run=run_id(config),
-    )
-    zo, split = config.zo, config.split
+    zo, split, training = config.zo, config.split, training_of(config, task)
     optimizer = optimizer_of(config.bottom_optimizer)
     probing = Probing(zo.estimator or "forward", zo.probes, zo.radius, zo.directions, optimizer)
     return ALGORITHMS[config.algorithm].build(
@@ -91,6 +81,21 @@ def build_algorithm(
         split=Split(task, **split.model_dump()),
         shared=Shared(split.history, zo.average, zo.curvature, zo.curvature_floor, zo.curvature_every),
         proximal=config.local.proximal,
+    )
+
+
+def training_of(config: Config, task: Task) -> Training:
+    """How the clients of a :func:`pooled` task train."""
+    return Training(
+        seed=config.seed,
+        steps=config.local.steps,
+        batch=config.local.batch,
+        optimizer=optimizer_of(config.optimizer),
+        sizes=tuple(len(shard) for shard in task.shards),
+        quorum=config.quorum,
+        weighting=config.cohort.weighting,
+        run=run_id(config),
+        epochs=config.local.epochs,
     )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TEXTS = ("text", "generation", "language")
 """Tasks of language models, which bring no network of their own."""
+_EPOCHS = ("ho_fl", "fedavg", "fedprox", "fedzo")
+"""Methods whose clients may take different numbers of local steps."""
 RESNETS = ("resnet18", "resnet8")
 """Those of ``models.resnet``, said here again because that module needs PyTorch; a test compares them."""
 
@@ -162,6 +164,13 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     wrong = bool(method.estimators) and c.zo.estimator not in method.estimators
     yield "zo.estimator", wrong, f"must be {' or '.join(method.estimators)} for {name}"
     section = "zo.optimizer" if c.zo.optimizer != c.optimizer else "optimizer"
+    yield (
+        "local.epochs",
+        c.local.epochs is not None and name not in _EPOCHS,
+        f"must be absent: in {name} all clients take the same steps; allowed for {', '.join(_EPOCHS)}",
+    )
+    unsaid = c.local.epochs is not None and "steps" not in c.local.model_fields_set
+    yield "local.epochs", unsaid, "needs local.steps, the most that any client takes: plans count with it"
     late, steps = name == "heron_sfl" and c.split.upload_every > c.local.steps, c.local.steps
     yield "split.upload_every", late, f"must be at most local.steps = {steps}: later uploads never come"
     own = name in ("hiso", "mu_splitfed")

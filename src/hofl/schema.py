@@ -153,9 +153,13 @@ class CohortConfig(_Section):
 
 
 class LocalConfig(_Section):
-    """A client's work in a round: optimizer steps, and examples in each; FedProx's proximal coefficient."""
+    """A client's work in a round: optimizer steps, and examples in each; FedProx's proximal coefficient.
+
+    With ``epochs`` a client that holds n examples takes ceil(epochs n / batch) steps, ``steps`` at most.
+    """
 
     steps: Count = 5
+    epochs: Positive | None = None
     batch: Count = 16
     proximal: NotNegative = 1e-3
 

@@ -29,8 +29,6 @@ _TELLING = 0.1
 
 def describe(session: "Session") -> Iterator[str | Table]:
     """The first lines of a run: mode, device, model, labels, partition, boundaries, cohort, bytes."""
-    from hofl.build import probes_of, steps_of
-
     config, task, model = session.config, session.task, session.task.model
     settings = session.settings
     yield f"mode: {settings.mode}"
@@ -51,17 +49,33 @@ def describe(session: "Session") -> Iterator[str | Table]:
     yield from contact(session)
     yield cohort(session)
     yield from segments(session)
-    steps, batch = steps_of(config), config.local.batch
-    yield (
-        f"each participation: {steps} optimizer step{'s' * (steps > 1)}, {steps * probes_of(config)} probes, "
-        f"up to {steps * batch} example visits (batches of {batch}; a smaller client gives what it has)"
-    )
+    yield effort(session)
     bytes_kept = ledger_bytes(session)
     if bytes_kept > _LARGE:
         yield (
             f"ledger: about {size(bytes_kept)} after {config.rounds} rounds, for hofl replay; "
             'run.ledger = "scalars" leaves out the weights'
         )
+
+
+def effort(session: "Session") -> str:
+    """What a client does in a round; where that follows its examples, the least, the median and the most."""
+    from hofl.build import probes_of, steps_of, training_of
+
+    config, batch = session.config, session.config.local.batch
+    taken, q = [steps_of(config)], probes_of(config)
+    if config.local.epochs is not None:
+        training = training_of(config, session.seen)
+        taken = sorted(training.steps_of(client) for client in session.able)
+    shown = [taken[0], taken[len(taken) // 2], taken[-1]] if taken[0] < taken[-1] else taken[:1]
+    steps, probes, visits = (" / ".join(str(n * each) for n in shown) for each in (1, q, batch))
+    follows = f"local.epochs = {config.local.epochs:g}: least / median / most of the clients; " * (
+        len(shown) > 1
+    )
+    return (
+        f"each participation: {steps} optimizer step{'s' * (taken[-1] > 1)}, {probes} probes, "
+        f"up to {visits} example visits ({follows}batches of {batch}; a smaller client gives what it has)"
+    )
 
 
 def privacy(config: "Config") -> str:

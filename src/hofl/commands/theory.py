@@ -71,6 +71,10 @@ def diagnostics(session: "Session", assumptions: "Assumptions", of_round: int = 
     """
     from hofl.algorithms import ALGORITHMS
 
+    if session.config.local.epochs is not None:
+        raise ConfigError(
+            "local.epochs: the analysis has one number of local steps for all clients: leave it out"
+        )
     session, span = alone(session, of_round)
     config, layout = session.config, session.task.model.layout
     cuts = [session.boundaries[client] for client in session.able]

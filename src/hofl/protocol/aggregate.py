@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What federated methods share: settings, the check of a reply, and the mean of the clients' deltas."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,13 +36,14 @@ class Training:
 
     Attributes:
         seed: the run's.
-        steps: E, local steps a participation.
+        steps: E, local steps a participation; the most where ``epochs`` is given.
         batch: examples a local step.
         optimizer: of backpropagated coordinates; its state is new in each participation.
         sizes: examples each client registered, one number a client; a reply cannot change them.
         quorum: replies below which a round is void.
         run: the run's id, in every message.
         weighting: of the mean over clients: ``equal`` (the papers') or by ``examples`` in the shard.
+        epochs: passes over a client's own examples, so that clients differ in their steps; None for the same.
     """
 
     seed: int
@@ -52,6 +54,16 @@ class Training:
     quorum: int = 1
     weighting: Literal["equal", "examples"] = "equal"
     run: str = ""
+    epochs: float | None = None
+
+    def steps_of(self, client: int) -> int:
+        """A client's local steps in a participation: ceil(epochs n / batch), at least 1 and at most E."""
+        if self.epochs is None:
+            return self.steps
+        whole = math.ceil(
+            round(self.epochs * self.sizes[client] / self.batch, 9)
+        )  # 0.1 x 30 is 3, not 3 + 4e-16
+        return min(self.steps, max(1, whole))
 
 
 def initial_state(training: Training, vector: Vector) -> Record:
@@ -67,7 +79,7 @@ def plan_values(state: Record, client: int, training: Training) -> dict[str, Any
         "round": state.values["round"],
         "client": client,
         "position": int(state.arrays["cursors/next"][client]),
-        "steps": training.steps,
+        "steps": training.steps_of(client),
         "batch": training.batch,
         "optimizer": training.optimizer.to_values(),
         "weight": float(training.sizes[client]) if training.weighting == "examples" else 1.0,
