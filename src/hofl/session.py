@@ -132,7 +132,12 @@ class Session:
         config, layout, method = self.config, self.task.model.layout, ALGORITHMS[self.config.algorithm]
         d_c, probes = layout.bottom_size(boundary), probes_of(config)
         counts = Sizes(
-            layout.size, d_c, steps=steps_of(config), probes=probes, every=config.split.upload_every
+            layout.size,
+            d_c,
+            steps=steps_of(config),
+            probes=probes,
+            every=config.split.upload_every,
+            models=config.zo.average == "models",
         )
         if not method.split:
             return counts

@@ -144,3 +144,19 @@ def test_what_a_client_sends_and_receives_is_said(name, scalars, note) -> None:
     assert ("bottom" in table.columns) == (name not in ("decomfl", "fedzo"))
     said = list(contact(session))
     assert bool(said) == bool(note) and all(note in line for line in said)
+
+
+def test_what_is_said_of_averaged_models_is_what_travels(tmp_path: Path) -> None:
+    """DeComFL with ``zo.average = "models"`` sends w_t down, as HO-FL does, not its missed scalars."""
+    import hofl
+    from hofl.session import prepare
+    from hofl.theory import traffic
+
+    config = hofl.load_config(CONFIGS / "decomfl.toml", "zo.average=models", "rounds=1")
+    hofl.run(config, tmp_path / "run")
+    row = hofl.read_run(tmp_path / "run").rows[1]
+    said = traffic.of("decomfl", prepare(config).sizes[0])
+    for way in ("up", "down"):
+        found = {k: v // len(row["cohort"]) for k, v in row[f"bytes_{way}"].items() if k != "headers"}
+        assert found == {k: v for k, v in said[way].items() if v}
+    assert said["down"]["weights"] == 4 * 1028

@@ -69,9 +69,8 @@ def effort(session: "Session") -> str:
         taken = sorted(training.steps_of(client) for client in session.able)
     shown = [taken[0], taken[len(taken) // 2], taken[-1]] if taken[0] < taken[-1] else taken[:1]
     steps, probes, visits = (" / ".join(str(n * each) for n in shown) for each in (1, q, batch))
-    follows = f"local.epochs = {config.local.epochs:g}: least / median / most of the clients; " * (
-        len(shown) > 1
-    )
+    own = f"local.epochs = {config.local.epochs}: least / median / most of the clients; "
+    follows = own if len(shown) > 1 else ""
     return (
         f"each participation: {steps} optimizer step{'s' * (taken[-1] > 1)}, {probes} probes, "
         f"up to {visits} example visits ({follows}batches of {batch}; a smaller client gives what it has)"

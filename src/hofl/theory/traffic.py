@@ -24,6 +24,7 @@ class Sizes:
         every: k, local steps between two uploads.
         lag: rounds the client lacks where steps are shared; None for a snapshot.
         moments: vectors of optimizer state that go with a snapshot.
+        models: of DeComFL, whether models are averaged in place of scalars.
     """
 
     d: int
@@ -36,6 +37,7 @@ class Sizes:
     every: int = 1
     lag: int | None = 0
     moments: int = 0
+    models: bool = False
 
     @property
     def uploads(self) -> int:
@@ -54,6 +56,12 @@ def of(name: str, sizes: Sizes) -> Traffic:
     8
     """
     return _FORMULAS[name](sizes)
+
+
+def _decomfl(s: Sizes) -> Traffic:
+    if s.models:
+        return formula.ho_fl(s.d, s.d, s.steps, s.probes)
+    return formula.decomfl(s.d, s.steps, s.probes, s.news(s.d, s.steps))
 
 
 def _hosl(s: Sizes) -> Traffic:
@@ -79,7 +87,7 @@ _FORMULAS: Mapping[str, Callable[[Sizes], Traffic]] = {
     "fedavg": lambda s: formula.fedavg(s.d),
     "fedprox": lambda s: formula.fedprox(s.d),
     "fedzo": lambda s: formula.fedzo(s.d),
-    "decomfl": lambda s: formula.decomfl(s.d, s.steps, s.probes, s.news(s.d, s.steps)),
+    "decomfl": _decomfl,
     "hiso": lambda s: formula.decomfl(s.d, s.steps, s.probes, s.news(s.d, s.steps)),
     "mezo": lambda s: formula.mezo(s.d, s.steps, s.probes, s.moments, first=s.lag is None),
 }
