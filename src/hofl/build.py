@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to the things a run is made of: sections become plain arguments here, once."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -12,7 +11,7 @@ import torch
 from hofl.algorithms import ALGORITHMS
 from hofl.algorithms.ho_fl import Boundaries
 from hofl.checks import TEXTS
-from hofl.config import Config, OptimizerConfig, cohort_size, dump
+from hofl.config import Config, OptimizerConfig, cohort_size, run_id
 from hofl.core.directions import Directions
 from hofl.core.keys import Key
 from hofl.core.layout import Layout
@@ -51,11 +50,6 @@ def pooled(config: Config, task: Task) -> Task:
     if not ALGORITHMS[config.algorithm].centralised:
         return task
     return replace(task, clients=("centre",), shards=[np.unique(np.concatenate(task.shards))])
-
-
-def run_id(config: Config) -> str:
-    """Names a run: what was resolved of its configuration, 16 hexadecimal digits."""
-    return hashlib.sha256(dump(config).encode()).hexdigest()[:16]
 
 
 def build_algorithm(

@@ -2,6 +2,7 @@
 """A run's configuration: one TOML file, checked key by key, with the line of whatever is wrong."""
 
 import difflib
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -114,6 +115,11 @@ def _subject(message: str) -> str | None:
 def dump(config: Config) -> str:
     """The complete configuration as TOML; parsing it gives an equal one."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def run_id(config: Config) -> str:
+    """Names a run: what was resolved of its configuration, 16 hexadecimal digits."""
+    return hashlib.sha256(dump(config).encode()).hexdigest()[:16]
 
 
 def _override(item: str) -> tuple[list[str], Any]:

@@ -134,7 +134,8 @@ def test_a_ledger_of_scalars_replays_where_no_weights_are_sent(capsys, name) -> 
     ],
 )
 def test_what_a_client_sends_and_receives_is_said(name, scalars, note) -> None:
-    from hofl.commands.describe import boundaries, contact
+    from hofl.commands.describe import boundaries
+    from hofl.commands.participation import contact
     from hofl.config import load
     from hofl.session import prepare
 

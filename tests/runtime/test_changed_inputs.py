@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hofl import session
+from hofl import exporting, session
 from hofl.config import Config, load
 from hofl.errors import ConfigError, RecordError
 
@@ -96,16 +96,16 @@ def test_another_weight_is_refused(place: Path) -> None:
 
 def test_an_export_checks_the_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(place, 1)
-    original = session.load_text
+    original = exporting.load_text
 
     def other(*arguments: Any) -> Any:
         task, loaded = original(*arguments)
         touched(task.model.module)
         return task, loaded
 
-    monkeypatch.setattr(session, "load_text", other)
+    monkeypatch.setattr(exporting, "load_text", other)
     with pytest.raises(RecordError, match="the model: its frozen weights; give the weights"):
-        session.export_run(place / "run", place / "adapter")
+        exporting.export_run(place / "run", place / "adapter")
     assert not (place / "adapter").exists()
 
 
@@ -114,7 +114,7 @@ def test_an_unfinished_run_is_not_exported(place: Path) -> None:
     rows = made.rows(place / "run", resume=False, warn=warnings.warn)
     next(rows)
     with pytest.raises(ConfigError, match="the run is not finished: hofl run --resume"):
-        session.export_run(place / "run", place / "adapter")
+        exporting.export_run(place / "run", place / "adapter")
     rows.close()
 
 

@@ -14,10 +14,11 @@ import torch
 from hofl.build_task import build_task, node_task, with_sizes
 from hofl.config import Config, parse
 from hofl.errors import ConfigError, DataError
+from hofl.exporting import export_run
 from hofl.report.compare import summary_table, verdicts
 from hofl.report.groups import group
 from hofl.report.rows import RunData
-from hofl.session import export_run, prepare
+from hofl.session import prepare
 from hofl.tasks.base import IGNORED
 from hofl.tasks.language_data import read_files
 from hofl.tasks.nodes import told

@@ -3,9 +3,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hofl.commands.participation import contact, effort
 from hofl.report.rows import amount
 from hofl.report.tables import Table, number, seconds, size
 from hofl.tasks.metric_names import LOWER_IS_BETTER, beside, metric_of
@@ -56,25 +56,6 @@ def describe(session: "Session") -> Iterator[str | Table]:
             f"ledger: about {size(bytes_kept)} after {config.rounds} rounds, for hofl replay; "
             'run.ledger = "scalars" leaves out the weights'
         )
-
-
-def effort(session: "Session") -> str:
-    """What a client does in a round; where that follows its examples, the least, the median and the most."""
-    from hofl.build import probes_of, steps_of, training_of
-
-    config, batch = session.config, session.config.local.batch
-    taken, q = [steps_of(config)], probes_of(config)
-    if config.local.epochs is not None:
-        training = training_of(config, session.seen)
-        taken = sorted(training.steps_of(client) for client in session.able)
-    shown = [taken[0], taken[len(taken) // 2], taken[-1]] if taken[0] < taken[-1] else taken[:1]
-    steps, probes, visits = (" / ".join(str(n * each) for n in shown) for each in (1, q, batch))
-    own = f"local.epochs = {config.local.epochs}: least / median / most of the clients; "
-    follows = own if len(shown) > 1 else ""
-    return (
-        f"each participation: {steps} optimizer step{'s' * (taken[-1] > 1)}, {probes} probes, "
-        f"up to {visits} example visits ({follows}batches of {batch}; a smaller client gives what it has)"
-    )
 
 
 def privacy(config: "Config") -> str:
@@ -134,22 +115,6 @@ def scalars_up(session: "Session", boundary: int) -> int:
     from hofl.theory.communication import SCALAR
 
     return sent(session, boundary)["up"].get("scalars", 0) // SCALAR
-
-
-def contact(session: "Session") -> Iterator[str]:
-    """A line where what a client receives depends on what it has missed."""
-    from hofl.algorithms import ALGORITHMS
-    from hofl.theory import traffic
-
-    name, sizes = session.config.algorithm, session.sizes[session.cuts[-1]]
-    ready, missed, first = (
-        sum(traffic.of(name, replace(sizes, lag=lag))["down"].values()) for lag in (0, 1, None)
-    )
-    if first > ready:
-        own = "" if ALGORITHMS[name].split else ", its own last one among them"
-        more = f"; {size(missed - ready)} more for each round it lacks{own}" if missed > ready else ""
-        first_more = f"{size(first - ready)} or more at first contact"
-        yield f"payload down: of a client in step{more}; {first_more}"
 
 
 def partition(rows: Sequence[dict[str, Any]], kind: str) -> Table:

@@ -2,9 +2,8 @@
 """``hofl export``: a run's final model as a folder that PEFT or Transformers loads."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import click
 import typer
 
 from hofl.commands.output import print_json, quiet_libraries, say
@@ -16,16 +15,14 @@ def export(
         Path | None, typer.Option("--out", help="New folder [default: RUN/adapter or RUN/merged].")
     ] = None,
     form: Annotated[
-        str | None,
+        Literal["peft", "merged"] | None,
         typer.Option("--format", help="peft, or merged [default: peft where there are adapters]."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Write the final model as a PEFT adapter or merged, reload it in a fresh process, compare the logits."""
-    if form not in (None, "peft", "merged"):
-        raise click.BadParameter(f"'{form}': use peft or merged", param_hint="--format")
     quiet_libraries()
-    from hofl.session import export_run
+    from hofl.exporting import export_run
 
     found = export_run(run, out or run / ("merged" if form == "merged" else "adapter"), form)
     if json:

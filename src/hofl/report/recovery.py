@@ -83,7 +83,7 @@ def plot_recovery(groups: Sequence[Group], file: Path) -> bool:
         return False
     figure = Figure(figsize=(max(6.0, 2 + 1.6 * len(found)), 5), layout="constrained")
     FigureCanvasAgg(figure)
-    panel = figure.subplots()
+    panel: Any = figure.subplots()
     arms = list(dict.fromkeys(name for cut in found for name in cut.probed))
     marks: list[tuple[str, dict[str, str], list[Group | None]]] = [
         ("frozen control", {"color": "#777777", "marker": "_"}, [cut.frozen for cut in found]),
@@ -96,8 +96,8 @@ def plot_recovery(groups: Sequence[Group], file: Path) -> bool:
         if shown:
             x, mean, sd = zip(*shown, strict=True)
             left = [at + step * (place - (len(marks) - 1) / 2) for at in x]
-            style = {key: value for key, value in style.items() if key != "linestyle"}
-            panel.errorbar(left, mean, yerr=sd, linestyle="", capsize=3, markersize=7, label=name, **style)
+            form = {"color": style["color"], "marker": style["marker"], "linestyle": "", "markersize": 7}
+            panel.errorbar(left, mean, yerr=sd, capsize=3, label=name, **form)
     _finish(panel, found, groups)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(file, dpi=120, metadata={"Software": None})

@@ -20,11 +20,11 @@ import click
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from hofl.build import pooled, run_id
+from hofl.build import pooled
 from hofl.build_task import build_task, with_sizes
 from hofl.commands.output import quiet_libraries, say
 from hofl.commands.run import train
-from hofl.config import Config, dump, load
+from hofl.config import Config, dump, load, run_id
 from hofl.errors import ConfigError, HoflError, RunFailed
 from hofl.protocol.base import Call
 from hofl.runtime import files
