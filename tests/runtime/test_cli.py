@@ -476,6 +476,7 @@ def test_tiers_are_equal_and_know_no_label() -> None:
 
 
 def test_clients_without_data_are_never_drawn() -> None:
+    """C39."""
     from hofl.build import build_draw, build_policy
     from hofl.core.layout import Layout
 

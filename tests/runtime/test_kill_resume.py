@@ -61,6 +61,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_and_resumed_is_the_straight_run(
     straight: Path, killed: Path, tmp_path: Path, place: str, number: int
 ) -> None:
+    """C13."""
     where = tmp_path / "run"
     shutil.copytree(killed / f"{place}-{number}", where)
     assert not (where / "summary.json").exists()

@@ -67,6 +67,7 @@ def test_clients_run_in_order_of_their_number_on_copies(task: Any) -> None:
     ],
 )
 def test_a_failing_client_is_absent_and_explained(task: Any, error: Exception, start: str) -> None:
+    """C53."""
     replies = local_call(task, {"do": failing(error)})("do", asked(1, 3, 5), None)
     assert list(replies.records) == [1, 5]
     assert replies.failures[3].startswith(start)

@@ -180,6 +180,7 @@ def test_normalised(raw: str, expected: str) -> None:
 
 
 def test_dropout_is_off_everywhere() -> None:
+    """C07."""
     model = case("opt").model
     dropouts = [p for part in model.module.modules() for n, p in vars(part).items() if "drop" in n]
     assert model.module.get_base_model().config.dropout == 0.0

@@ -35,6 +35,7 @@ class Twins(nn.Module):
 
 
 def test_an_unknown_model_is_told_the_setting_to_add() -> None:
+    """C29."""
     with pytest.raises(ModelError, match=r'net\.stages \(3\).*model\.blocks = "net\.stages"'):
         cut(Net())
 

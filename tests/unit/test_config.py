@@ -223,6 +223,7 @@ def test_listed_boundaries_are_one_per_client() -> None:
     ("size", "clients", "cohort"), [("all", 10, 10), ("50%", 5, 3), ("100%", 7, 7), ("10%", 30, 3), (4, 4, 4)]
 )
 def test_cohort_size(size: int | str, clients: int, cohort: int) -> None:
+    """C78."""
     assert cohort_size(size, clients) == cohort
 
 

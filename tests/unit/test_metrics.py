@@ -16,6 +16,7 @@ def _constant(targets: list[int], answer: int, classes: int = 2) -> Sums:
 
 
 def test_a_constant_predictor_is_shown_for_what_it_is() -> None:
+    """C26."""
     row = _constant([0] * 67 + [1] * 33, 0).to_row()
     assert (row["accuracy"], row["majority_rate"], row["balanced_accuracy"], row["n"]) == (
         0.67,
