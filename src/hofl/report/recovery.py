@@ -148,9 +148,18 @@ def control(of: Group, groups: Sequence[Group]) -> Group | None:
 def recovery(of: Group, groups: Sequence[Group]) -> float | None:
     """rho = (hybrid - control) / (FedAvg - control): the part of what a trained bottom is worth that it got.
 
-    Means of the final metric over the seeds that all three have. None without a control and a FedAvg run
-    that are alike in all else, and where FedAvg is not ahead of the control.
+    None without a control and a FedAvg run that are alike in all else, and where FedAvg is not ahead.
     """
+    found = standing(of, groups)
+    if found is None:
+        return None
+    ours, least, most = found
+    gained = least - most if metric_name([of]) in LOWER_IS_BETTER else most - least
+    return (ours - least) / (most - least) if gained > 0 else None
+
+
+def standing(of: Group, groups: Sequence[Group]) -> tuple[float, float, float] | None:
+    """A hybrid group, its control and FedAvg: means of the final metric over the seeds that all three have."""
     frozen = control(of, groups)
     full = None if frozen is None else _full(of, groups)
     if frozen is None or full is None:
@@ -163,8 +172,7 @@ def recovery(of: Group, groups: Sequence[Group]) -> float | None:
     if not shared:
         return None
     ours, least, most = (statistics.fmean(found[seed] for seed in shared) for found in by_seed)
-    gained = least - most if metric_name([of]) in LOWER_IS_BETTER else most - least
-    return (ours - least) / (most - least) if gained > 0 else None
+    return ours, least, most
 
 
 def _full(of: Group, groups: Sequence[Group]) -> Group | None:
