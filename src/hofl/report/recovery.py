@@ -159,7 +159,7 @@ def recovery(of: Group, groups: Sequence[Group]) -> float | None:
 
 
 def standing(of: Group, groups: Sequence[Group]) -> tuple[float, float, float] | None:
-    """A hybrid group, its control and FedAvg: means of the final metric over the seeds that all three have."""
+    """A hybrid group, its control and FedAvg: means of the final metric over the seeds they share."""
     frozen = control(of, groups)
     full = None if frozen is None else _full(of, groups)
     if frozen is None or full is None:
