@@ -131,7 +131,7 @@ def _scale(groups: Sequence[Group]) -> str:
 
 def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     pairs = list(itertools.combinations(groups, 2))
-    known = [g for g in groups if g.mean is not None]
+    known = [g for g in groups if g.sd is not None] or [g for g in groups if g.mean is not None]
     if len(groups) <= _EACH or not known:
         return pairs
     pick = min if metric_name(groups) in LOWER_IS_BETTER else max
