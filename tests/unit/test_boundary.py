@@ -154,6 +154,7 @@ def test_restoring_a_thousand_times_changes_nothing(subject: Case) -> None:
 
 
 def test_lora_count_and_bytes() -> None:
+    """C33."""
     model = case("llama").model
     assert (len(model.layout.slots), model.layout.size, model.read().nbytes) == (16, 896, 3584)
 

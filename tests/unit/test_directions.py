@@ -183,3 +183,21 @@ def test_squared_norm_is_a_running_sum_in_the_order_of_coordinates() -> None:
 
 def test_sphere_of_no_coordinates_is_empty() -> None:
     assert Directions(KEY, "sphere", 2, 0).block(1, 0, 0).shape == (0,)
+
+
+@pytest.mark.parametrize(("family", "each"), [("gaussian", 4), ("rademacher", 4), ("hadamard", 64)])
+@pytest.mark.parametrize("steps", [8, 64])
+def test_a_sum_of_estimates_has_the_cosine_of_its_probes_a_number(family: str, each: int, steps: int) -> None:
+    """N = n q exact probes of one gradient in d dimensions: cos^2 = N / (N + d) = c / (1 + c), c = N / d.
+
+    E ||sum||^2 = N^2 + N (d + 1) for gaussian directions and a unit gradient, and E <sum, g> = N.
+    """
+    d = 1000
+    gradient = np.random.default_rng(3).normal(size=d).astype(np.float32)
+    total = np.zeros(d)
+    for step in range(steps):
+        own = Directions(KEY.fold(step), family, each, d)  # type: ignore[arg-type]
+        total += own.combination(own.project(gradient).astype(np.float32))(0, d)
+    squared = (total @ gradient) ** 2 / (total @ total) / float(gradient @ gradient)
+    c = steps * each / d
+    assert squared == pytest.approx(c / (1 + c), rel=0.25, abs=0.02)

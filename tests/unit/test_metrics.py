@@ -28,6 +28,7 @@ def test_a_constant_predictor_is_shown_for_what_it_is() -> None:
 
 
 def test_losses_are_pooled_by_example_and_never_by_batch() -> None:
+    """C41."""
     one = Sums(2.0, np.array([[1, 0], [0, 0]]))
     nine = Sums(9.0, np.array([[4, 0], [2, 3]]))
     assert (one + nine).loss == pytest.approx(1.1, abs=1e-12)
