@@ -79,7 +79,7 @@ def little_movement(session: Session, found: Row) -> Iterator[Finding]:
         "little_movement",
         f"{where(session, worst)}: a step's estimate has a cosine of about {expected:.2g} with the "
         f"gradient, and the run's {steps * config.zo.probes:,.0f} probes are few for {d:,} numbers (with c "
-        "probes a number a bottom got about c / (1 + c) of its worth or less, here "
+        "probes a number a bottom won back roughly c / (1 + c) of its worth, here "
         f"{each / (1 + each):.1%}): "
         f"{_instead(config, d / steps)}",
         dimension=d,
