@@ -30,6 +30,7 @@ def whole_gradient(subject: Case) -> tuple[float, np.ndarray]:
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_bottom_then_top_is_the_whole_bit_for_bit(subject: Case, boundary: int) -> None:
+    """C17."""
     model = subject.model
     z = model.bottom(subject.inputs, boundary)
     with torch.no_grad():
@@ -39,7 +40,10 @@ def test_bottom_then_top_is_the_whole_bit_for_bit(subject: Case, boundary: int) 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_top_ignores_what_lies_below(subject: Case, boundary: int) -> None:
+    """C17: whatever is in the blocks below, frozen weights included."""
     model = subject.model
+    below = [p for block in model.elements[:boundary] for p in block.parameters() if not p.requires_grad]
+    frozen = [p.detach().clone() for p in below]
     z = model.bottom(subject.inputs, boundary)
     with torch.no_grad():
         before = model.top(subject.inputs, boundary, z)
@@ -50,8 +54,12 @@ def test_top_ignores_what_lies_below(subject: Case, boundary: int) -> None:
         ]
         kept = model.read()
         model.write(np.full(model.layout.bottom_size(boundary), 7, np.float32))
+        for parameter in below:
+            parameter.fill_(7)
         after = model.top(subject.inputs, boundary, z)
         model.write(kept)
+        for parameter, values in zip(below, frozen, strict=True):
+            parameter.copy_(values)
     for handle in handles:
         handle.remove()
     assert torch.equal(before, after)
@@ -104,7 +112,11 @@ def test_a_failing_loss_leaves_the_model_whole() -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_b_moves_in_all_blocks_above_only(checkpointing: bool) -> None:
+    """C27: q and v of two blocks are 4 of 4 above the cut, of four blocks 8 of 8 in the whole model."""
     subject = case("llama", checkpointing=checkpointing)
+    _, whole, _ = subject.model.first_order(subject.inputs, 0, None, subject.loss)
+    every = [s for s in subject.model.layout.slots if "lora_B" in s.name]
+    assert [np.any(whole[s.offset : s.offset + s.size]) for s in every] == [True] * 8
     z = subject.model.bottom(subject.inputs, 2)
     _, gradient, _ = subject.model.first_order(subject.inputs, 2, z, subject.loss)
     offset = subject.model.layout.bottom_size(2)

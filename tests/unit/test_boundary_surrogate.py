@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from families import CAUSAL, NAMES, WIDTH, Case, case, digest, full_case, numbers, tokens
+from hofl.core.directions import Directions
+from hofl.core.estimators import ESTIMATORS
+from hofl.core.keys import Key
 from hofl.errors import ModelError
 from hofl.models.boundary import cut
 
@@ -124,6 +127,7 @@ class Shared(nn.Module):
 
 
 def test_a_shared_submodule_is_restored() -> None:
+    """C09: after forward mode, and after the evaluations at ``anchor + r u`` and ``anchor - r u``."""
     layer = nn.Linear(WIDTH, WIDTH)
     model = cut(nn.Sequential(Shared(layer), Shared(layer), nn.Linear(WIDTH, 2)))
     inputs = {"input": numbers(3, WIDTH)}
@@ -136,6 +140,10 @@ def test_a_shared_submodule_is_restored() -> None:
     assert torch.allclose(scalars, directions @ torch.from_numpy(gradient), rtol=1e-4)
     assert digest(model.module) == before and model.module[0].first is model.module[1].second
     assert len(gradient) == WIDTH * WIDTH + WIDTH
+    u = Directions(Key.of(4, "directions"), "gaussian", 2, len(gradient))
+    found = ESTIMATORS["central"](surrogate, u, 1e-3, False)[1](feedback).values
+    assert np.abs(found - u.project(gradient)).max() <= 2e-2 * np.linalg.norm(gradient)
+    assert digest(model.module) == before
     with pytest.raises(ModelError, match=r"0\.first"):
         model.surrogate(inputs, 1)
 
@@ -165,6 +173,7 @@ def test_a_model_without_forward_mode_is_told_the_alternatives() -> None:
 
 @pytest.mark.parametrize("family", CAUSAL)
 def test_padding_on_the_left_changes_nothing_that_counts(family: str) -> None:
+    """C20: four pads; without explicit positions GPT-2, whose positions are absolute, would tell them."""
     model = case(family).model
     with torch.no_grad():
         bare = model.full(tokens((6,)))
@@ -172,9 +181,14 @@ def test_padding_on_the_left_changes_nothing_that_counts(family: str) -> None:
         rows = model.full(tokens((10, 6, 3), left=True))[:1]
         assert (padded - bare).abs().max() <= 1e-5
         assert (rows - model.full(tokens((10,)))).abs().max() <= 1e-5
+        if family == "gpt2":
+            inputs = tokens((6,), left=True, pads=4)
+            del inputs["position_ids"]
+            assert (model.full(inputs)[:, 4:] - bare).abs().max() > 0.1
 
 
 def test_bfloat16_is_cut_bit_for_bit() -> None:
+    """C22: the scale of Gemma's embeddings is applied once, below the cut."""
     subject = case("gemma2")
     module = subject.model.module
     for parameter in module.parameters():

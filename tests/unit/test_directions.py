@@ -47,6 +47,7 @@ def test_first_values_are_pinned() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_sha256(family: str) -> None:
+    """C02, the half of a machine without an accelerator; ``test_gpu.py`` has the other."""
     u = Directions(KEY, family, 2, 2**20).block(1, 0, 10**6)
     assert hashlib.sha256(u.astype("<f4").tobytes()).hexdigest() == GOLDEN[family]
 

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_file_gives_the_same_logits(family: str, tied: bool, tmp_path: Path) -> None:
+    """C35: a Llama's rows of q and k are permuted in the file, a Qwen2's are not."""
     module = model(family, tied)
     file = write(tmp_path / "m.gguf", module.config, arrays(module, family == "llama"))
     for _ in range(2):  # converted, then from the cache
@@ -89,6 +90,7 @@ def test_a_quantised_file_is_kept_as_float16(tmp_path: Path) -> None:
     ],
 )
 def test_a_lost_tensor_is_named(name: str, message: str, tmp_path: Path, cache: Path) -> None:
+    """C35."""
     module = model("llama")
     stored = arrays(module, True)
     del stored[name]
@@ -110,6 +112,7 @@ def test_a_tensor_with_no_place_is_named(name: str, tmp_path: Path, cache: Path)
 
 
 def test_an_absent_output_is_tied_unless_the_file_says_otherwise(tmp_path: Path, cache: Path) -> None:
+    """C36."""
     module = model("qwen2")
     stored = arrays(module, False)
     file = write(tmp_path / "tied.gguf", module.config, stored, tie_word_embeddings=True)

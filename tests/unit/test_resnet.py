@@ -74,6 +74,7 @@ def test_every_estimator_sees_the_same_slope_and_z_has_the_same_bits(depth: str,
 
 @pytest.mark.parametrize("norm", ["batch", "batch-frozen"])
 def test_running_statistics_never_move_and_train_wakes_nothing(norm: str) -> None:
+    """C65: they are not averaged, for they are constants of the model."""
     model, inputs = cut_of("resnet8", norm)
     statistics = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
     assert len(statistics) == 3 * 9

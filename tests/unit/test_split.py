@@ -187,6 +187,7 @@ def test_a_split_step_is_the_whole_step_on_points(boundary: int) -> None:
 
 @pytest.mark.parametrize("family", CAUSAL)
 def test_a_split_step_is_the_whole_step_on_texts_padded_on_the_left(family: str) -> None:
+    """C20: the server's half has the positions too, from the lengths."""
     task = texts(family)
     mask = task.batch(0, 0, 4).inputs["attention_mask"]
     assert 0 < mask[:, 0].sum() < 4 and bool(mask[:, -1].all())  # pads, and on the left

@@ -98,6 +98,7 @@ def _data(**changes: Any) -> TextData:
 
 
 def test_a_batch_is_a_pure_function_and_holds_what_the_module_takes(tokenizer: Any) -> None:
+    """C20: positions are explicit, from the mask."""
     task = text_task(_data(), _llama(), tokenizer, length=16)
     one, same = task.batch(2, 5, 4), task.batch(2, 5, 4)
     assert set(one.inputs) == {"input_ids", "attention_mask", "position_ids", "logits_to_keep"}
