@@ -97,7 +97,7 @@ def built(
     cuts = (boundary,) * len(task.clients)
     halves = Split(task, **split)
     given = {"layout": task.model.layout, "boundaries": cuts, "training": training, "probing": probing}
-    return ALGORITHMS[name].build(**given, split=halves)
+    return ALGORITHMS[name].build(**given, split=halves, preferred=None)
 
 
 def played(

@@ -72,6 +72,17 @@ def test_every_estimator_sees_the_same_slope_and_z_has_the_same_bits(depth: str,
     assert np.array_equal(model.read(), before)
 
 
+@pytest.mark.parametrize("depth", ["resnet8", "resnet18"])
+def test_c17_a_server_that_has_run_no_bottom_has_the_top_at_every_cut(depth: str) -> None:
+    """Stem, blocks and head are of three classes; of the images it has only how many there are."""
+    (client, inputs), (server, _) = (cut_of(depth, "group") for _ in range(2))
+    server.self_test(inputs)
+    for boundary in range(1, server.blocks + 1):
+        z = client.bottom(inputs, boundary)
+        _, gradient, _ = server.first_order({"input": z.new_zeros(len(z))}, boundary, z, loss)
+        assert np.array_equal(gradient, client.first_order(inputs, boundary, z, loss)[1])
+
+
 @pytest.mark.parametrize("norm", ["batch", "batch-frozen"])
 def test_running_statistics_never_move_and_train_wakes_nothing(norm: str) -> None:
     """C65: they are not averaged, for they are constants of the model."""

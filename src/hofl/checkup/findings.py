@@ -146,6 +146,24 @@ def evaluation(session: Session, found: Row) -> Iterator[Finding]:
         )
 
 
+def language(session: Session, found: Row) -> Iterator[Finding]:
+    """A start that tells tokens apart hardly better than chance: wrong weights or another model's tokenizer.
+
+    A uniform guess has the vocabulary's size as its perplexity. Models that are random by design are noted.
+    """
+    measured, vocabulary = found["evaluation"], session.task.facts.get("vocabulary", 0)
+    value = measured["value"] if measured["metric"] == "perplexity" else None
+    if value is not None and value >= vocabulary / 10:
+        yield finding(
+            "no_language",
+            f"the model starts at a perplexity of {value:.0f}; a guess among its {vocabulary} tokens has "
+            f"{vocabulary}, a language model far below {vocabulary // 10}: look at its file, its tokenizer",
+            warning=not session.config.model.source.startswith("tiny:"),
+            value=value,
+            vocabulary=vocabulary,
+        )
+
+
 def duration(session: Session, found: Row) -> Iterator[Finding]:
     """Runs of more than an hour on this machine."""
     whole = found["run"]["seconds"]
@@ -167,6 +185,6 @@ def control(session: Session, found: Row) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Session, Row], Iterator[Finding]], ...] = (
     unmeasured, *probe_findings.WARNINGS, memory, budgets, quorum, data, duration, *probe_findings.NOTES,
-    control, evaluation,
+    control, evaluation, language,
 )  # fmt: skip
 """In the order in which they are said."""

@@ -117,7 +117,7 @@ class CutModel:
         for name in self.separates(boundary):
             raise ModelError(
                 f"boundary {boundary} separates two uses of the trainable {name}, which share one tensor: "
-                'freeze it, untie it, or train with model.train = "lora"; boundary 0 also works'
+                'freeze it, or train with model.train = "lora"; boundary 0 also works'
             )
 
     def separates(self, boundary: int) -> list[str]:

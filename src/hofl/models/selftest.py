@@ -19,13 +19,17 @@ def self_test(model: "CutModel", inputs: Mapping[str, Any]) -> None:
     """Cut in the middle; the bottom then the top must equal the whole, bit for bit.
 
     Also: trainables outside the blocks run on the side their block number says, the top's
-    trainables and the boundary activation get a gradient.
+    trainables and the boundary activation get a gradient. Afterwards the model knows what each class of
+    block returns, so that a server, whose inputs only stand for those of clients, has the top at any cut.
 
     Raises:
         ModelError: with the boundary, and the largest difference or the misplaced trainable.
     """
     boundary = max(1, model.blocks // 2)
     _check_places(model, inputs)
+    last = {type(block): place for place, block in enumerate(model.elements, start=1)}
+    for place in last.values():
+        model.bottom(inputs, place)
     z, gap = halves(model, inputs, boundary)
     if gap or z.requires_grad:
         raise ModelError(
