@@ -18,12 +18,13 @@ _PROOF = 2
 """Examples in the batch on which the export is checked against the model."""
 
 
-def export_run(where: Path, out: Path, form: Form | None = None) -> dict[str, Any]:
+def export_run(where: Path, out: Path | None = None, form: Form | None = None) -> dict[str, Any]:
     """Write a run's final model as a PEFT folder or a whole model, verified in a fresh process.
 
     Args:
         where: the run folder.
-        out: is made; nothing, or an empty folder, may be there.
+        out: is made; nothing, or an empty folder, may be there. None for ``adapter``, ``merged`` or, of a
+            model that was trained itself, ``model`` in the run folder.
         form: see :func:`hofl.models.export.export`.
 
     Returns:
@@ -39,6 +40,9 @@ def export_run(where: Path, out: Path, form: Form | None = None) -> dict[str, An
     config = load(run_config(where))
     if config.task.name not in TEXTS:
         raise ConfigError(f'{where}: task.name = "{config.task.name}" has no Hugging Face model to export')
+    if out is None:
+        adapted = "merged" if form == "merged" else "adapter"
+        out = where / (adapted if config.model.train == "lora" else "model")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty; give another --out")
     if not (where / folder.FINAL).is_file():

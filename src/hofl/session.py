@@ -38,6 +38,7 @@ from hofl.rebuilding import bare as bare
 from hofl.rebuilding import rebuild as rebuild
 from hofl.runtime import folder, loop, prints
 from hofl.runtime.folder import Settings
+from hofl.runtime.fork import fork
 from hofl.runtime.local import IN_PROCESS, local_call
 from hofl.runtime.meter import Meter
 from hofl.tasks.base import Task
@@ -140,6 +141,10 @@ class Session:
         labels = sum(a.nbytes for name, a in message.items() if name.startswith("labels/"))
         head = self.algorithm.init(self.task.model.read()).arrays.get("weights/auxiliary", np.empty(0))
         return replace(counts, d_a=head.size, activation=message["activations/z"].nbytes, labels=labels)
+
+    def fork(self, old: Path, new: Path) -> None:
+        """Begin a new folder from a run's last saved state, see :func:`hofl.runtime.fork.fork`."""
+        fork(old, new, self.settings, self.task, self.algorithm.init(self.task.model.read()))
 
     def rows(self, where: Path, *, resume: bool, warn: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Run; yields each round's row once it is stored, see :func:`hofl.runtime.loop.run`."""

@@ -73,6 +73,7 @@ def test_summary_is_of_the_final_model_and_adds_up(finished: Path) -> None:
 def test_manifest(finished: Path) -> None:
     manifest = strict(finished / "manifest.json")
     assert "no privacy is provided or measured" in manifest["mode"]
+    assert manifest["forward"] == "eval mode, no dropout, in every pass"  # C07
     assert manifest["labels_at"] == "clients" and manifest["leaves_device"] == ["scalars", "top delta"]
     assert manifest["versions"].keys() >= {"python", "torch", "numpy", "transformers", "peft", "hofl"}
     task = tiny_run.tiny_task()

@@ -12,7 +12,7 @@ from hofl.commands.output import print_json, quiet_libraries, say
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="New folder [default: RUN/adapter or RUN/merged].")
+        Path | None, typer.Option("--out", help="New folder [default: RUN/adapter, RUN/merged or RUN/model].")
     ] = None,
     form: Annotated[
         Literal["peft", "merged"] | None,
@@ -24,7 +24,7 @@ def export(
     quiet_libraries()
     from hofl.exporting import export_run
 
-    found = export_run(run, out or run / ("merged" if form == "merged" else "adapter"), form)
+    found = export_run(run, out, form)
     if json:
         return print_json(found)
     say(f"verified in a fresh process: largest difference of the logits {found['difference']:.3g}")

@@ -49,18 +49,16 @@ def run(
     quiet_libraries()
     if engine != "local":
         return _simulate(config, where, resume is not None, json)
-    from hofl.config import placed
-    from hofl.session import prepare  # only now PyTorch: what is wrong above was said at once
-
-    if config.model.source and not json:
-        say(f"loading the data and model {config.model.source} ...")
-    with placed(file, overrides):
-        session = prepare(config)
-    if fork:
-        from hofl.runtime.fork import fork as begin
-
-        begin(where, fork, session.settings.config)
     with interruptible():
+        from hofl.config import placed
+        from hofl.session import prepare  # only now PyTorch: what is wrong above was said at once
+
+        if config.model.source and not json:
+            say(f"loading the data and model {config.model.source} ...")
+        with placed(file, overrides):
+            session = prepare(config)
+        if fork:
+            session.fork(where, fork)
         train(session, fork or where, resume is not None, json)
 
 

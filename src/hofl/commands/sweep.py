@@ -143,11 +143,6 @@ def _play(runs: Sequence["Run"], jobs: int, ended: Callable[["Run", str], None])
             _stop(active)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """End as on Ctrl-C, so that no run is left behind."""
-    raise KeyboardInterrupt
-
-
 def _start(run: "Run", jobs: int, scratch: Path) -> Child:
     """A process in a session of its own: a Ctrl-C reaches it once, from here."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)

@@ -94,11 +94,16 @@ def write_config(folder: Path, config: str) -> None:
 
 def _require_same(folder: Path, stored: str, given: str) -> None:
     for key, was, now in changes(folder, stored, given):
-        if not key.startswith(_FREE) or key == "run.ledger":
+        if not is_free(key):
             raise ConfigError(
                 f"{folder}: {key} = {now!r} was given, this run has {was!r}; only rounds, [fleet] and [run] "
                 "may change on resume: start a new folder, or go on in one with --fork"
             )
+
+
+def is_free(key: str) -> bool:
+    """Whether a resume may change a setting."""
+    return key.startswith(_FREE) and key != "run.ledger"
 
 
 def changes(folder: Path, stored: str, given: str) -> Iterator[tuple[str, Any, Any]]:
@@ -189,9 +194,16 @@ def write_manifest(
     told = ("mode", "algorithm", "model", "dtype", "seed", "labels_at", "top_at", "leaves_device")
     facts = {name: prints.at_home(getattr(settings, name)) for name in told}
     facts |= {"task": task.name, "fingerprints": dict(found), "rng": RNG_ID, "blocks": task.model.blocks}
-    facts |= {"facts": finite(prints.portable(task.facts))}
+    facts |= {"forward": "eval mode, no dropout, in every pass"}
+    facts |= {"facts": facts_of(task)}
     facts |= {name: sessions[-1][name] for name in ("versions", "hardware")}
     write_json(folder / MANIFEST, {**facts, "sessions": sessions})
+
+
+def facts_of(task: Task) -> dict[str, Any]:
+    """A task's facts as the manifest tells them."""
+    found: dict[str, Any] = finite(prints.portable(task.facts))
+    return found
 
 
 def versions() -> dict[str, str]:
