@@ -52,7 +52,7 @@ def recovery_table(groups: Sequence[Group]) -> Table | None:
     found = cuts(groups)
     if not found:
         return None
-    arms = list(dict.fromkeys(name for cut in found for name in cut.probed))
+    arms = _columns(found)
     rows = tuple(
         (
             *(cut.label, spread(cut.frozen.mean, cut.frozen.sd)),
@@ -84,7 +84,7 @@ def plot_recovery(groups: Sequence[Group], file: Path) -> bool:
     figure = Figure(figsize=(max(6.0, 2 + 1.6 * len(found)), 5), layout="constrained")
     FigureCanvasAgg(figure)
     panel: Any = figure.subplots()
-    arms = list(dict.fromkeys(name for cut in found for name in cut.probed))
+    arms = _columns(found)
     marks: list[tuple[str, dict[str, str], list[Group | None]]] = [
         ("frozen control", {"color": "#777777", "marker": "_"}, [cut.frozen for cut in found]),
         *((arm, look(i), [cut.probed.get(arm) for cut in found]) for i, arm in enumerate(arms)),
@@ -102,6 +102,17 @@ def plot_recovery(groups: Sequence[Group], file: Path) -> bool:
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(file, dpi=120, metadata={"Software": None})
     return True
+
+
+def _columns(found: Sequence[Cut]) -> list[str]:
+    """Every way to probe, by estimator and then by q."""
+    first = {name: g for cut in found for name, g in cut.probed.items()}
+
+    def _order(name: str) -> tuple[str, int]:
+        zo = first[name].runs[0].config.get("zo") or {}
+        return str(zo.get("estimator")), int(zo.get("probes") or 0)
+
+    return sorted(first, key=_order)
 
 
 def _finish(panel: Any, found: Sequence[Cut], groups: Sequence[Group]) -> None:
