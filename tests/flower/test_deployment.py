@@ -28,6 +28,7 @@ def require_same(fleet: Fleet, alone: Alone, name: str, apart: Path, together: P
 
 @pytest.mark.parametrize("name", ["ho_fl", "ho_sfl", pytest.param("fedavg", marks=pytest.mark.slow)])
 def test_a_deployment_gives_the_very_rows_of_one_process(fleet: Fleet, alone: Alone, name: str) -> None:
+    """C55: each node knows who it is from its own file; test_simulation.py has the same of a simulation."""
     config = SYNTHETIC / f"{name}.toml"
     require_same(fleet, alone, name, config, config, *SMALL)
 

