@@ -257,6 +257,10 @@ def test_c53_a_failing_client_is_named_and_a_run_of_failing_ones_ends_with_1(
     place = r"ValueError: boom \(test_cases_runtime\.py:\d+ in failing\)"
     assert command("one") == 0
     assert re.search(rf"^round 1: client 3: {place}$", capsys.readouterr().err, re.MULTILINE)
+    traces = (tmp_path / "one" / "failures.log").read_text()
+    assert traces.count("Traceback (most recent call last)") == traces.count("ValueError: boom") == 3
+    assert traces.startswith("round 1\n\nclient 3\n") and 'raise ValueError("boom")' in traces
+    assert str(Path.home()) + os.sep not in traces
     rows = [strict(row) for row in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines()]
     assert [[f["client"] for f in row["failures"]] for row in rows] == [[], [3], [3], [3]]
     assert re.fullmatch(place, rows[1]["failures"][0]["why"])

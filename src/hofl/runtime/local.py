@@ -68,6 +68,7 @@ def local_call(
                 if isinstance(error, HoflError) and not isinstance(error, RecordError):
                     raise  # the user's to mend, and the same for every client
                 replies.failures[client] = explain(error)
+                counted.traces.append(f"client {client}\n{trace()}")
         return replies
 
     return call
@@ -97,6 +98,12 @@ def explain(error: BaseException) -> str:
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""
     message = redact(str(error))
     return f"{type(error).__name__}: {message}{place}"
+
+
+def trace() -> str:
+    """The traceback of the error at hand, each line as :func:`redact` leaves it."""
+    lines = traceback.format_exc().splitlines()
+    return "\n".join(line[: len(line) - len(line.lstrip())] + redact(line) for line in lines)
 
 
 def redact(text: str) -> str:

@@ -188,6 +188,9 @@ class _Session:
             except RoundVoid as void:
                 failures += _listed(attempt, void.failures)
                 continue
+            finally:
+                with storage(self.where, _MEND_ROUND):
+                    self.meter.keep_traces(self.where / "failures.log", number)
             return cohort, outcome, failures + _listed(attempt, outcome.failures)
         self._fail(number, cohort, failures)
 

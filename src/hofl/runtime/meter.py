@@ -9,9 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hofl.core.record import Record, bytes_by_category
 from hofl.protocol.base import Call, Replies
+from hofl.runtime.files import append
 from hofl.runtime.tracked import ClientMemory
 
 
@@ -20,13 +22,20 @@ class Meter:
     """Counts since the last ``take``: the values of each counter sum to the blobs' lengths.
 
     ``seconds`` is the time that calls made through :func:`metered` took. ``memory`` measures clients where
-    it is asked to and the runtime can.
+    it is asked to and the runtime can. ``traces`` are those of clients that failed in this process.
     """
 
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     memory: ClientMemory = field(default_factory=ClientMemory)
+    traces: list[str] = field(default_factory=list)
+
+    def keep_traces(self, file: Path, number: int) -> None:
+        """Move the traces, if there are any, to the end of a file."""
+        if self.traces:
+            append(file, "\n\n".join([f"round {number}", *self.traces, ""]).encode())
+            self.traces.clear()
 
     def sent(self, record: Record, size: int) -> None:
         """A request of ``size`` serialised bytes went to a client."""
