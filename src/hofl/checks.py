@@ -171,6 +171,9 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     )
     unsaid = c.local.epochs is not None and "steps" not in c.local.model_fields_set
     yield "local.epochs", unsaid, "needs local.steps, the most that any client takes: plans count with it"
+    counted = c.partition.kind == "nodes" and c.cohort.weighting == "examples"
+    reason = "must be absent: with cohort.weighting = 'examples' a large node counts as fewer examples"
+    yield "local.epochs", c.local.epochs is not None and counted, reason
     late, steps = name == "heron_sfl" and c.split.upload_every > c.local.steps, c.local.steps
     yield "split.upload_every", late, f"must be at most local.steps = {steps}: later uploads never come"
     own = name in ("hiso", "mu_splitfed")

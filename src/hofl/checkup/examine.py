@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from hofl.algorithms import ALGORITHMS
-from hofl.build import steps_of
 from hofl.checkup import payload, trial
 from hofl.checkup.begin import Begun, begin
 from hofl.checkup.evaluation import evaluated
@@ -18,6 +17,7 @@ from hofl.checkup.memory import Planned, planned
 from hofl.config import Config
 from hofl.core.replay import hex_digest
 from hofl.errors import ModelError
+from hofl.local_work import steps_at
 from hofl.protocol.base import Vector
 from hofl.protocol.probing import zo_signal
 from hofl.report.tables import size
@@ -233,7 +233,7 @@ def _with_time(session: Session, rows: dict[int, Row], boundary: int) -> Row:
         own = rows[min(timed, key=lambda other: abs(other - boundary))]
     if own is None:
         return row | {"participation_seconds": None}
-    steps, step = steps_of(session.config), own["step_seconds"]
+    steps, step = statistics.fmean(steps_at(session, boundary)), own["step_seconds"]
     mirrored = session.config.zo.estimator == "forward" and method.hybrid and steps > 1
     checked = own["checked_seconds"] if mirrored and own["checked_seconds"] else step
     return row | {"participation_seconds": steps * step + max(0.0, checked - step)}

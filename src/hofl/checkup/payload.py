@@ -2,9 +2,11 @@
 """Bytes of a participation by formula, in step and at first contact."""
 
 from dataclasses import replace
+from statistics import fmean
 
 from hofl.algorithms import ALGORITHMS
 from hofl.build import optimizer_of
+from hofl.local_work import sizes_at, steps_at
 from hofl.session import Session
 from hofl.theory import traffic
 from hofl.theory.communication import Traffic
@@ -31,7 +33,7 @@ def lag(session: Session) -> int | None:
 
 def moved(session: Session, boundary: int) -> dict[str, int]:
     """Payload bytes of a participation: ``up``, ``down`` of a usual one, ``first_down`` at first contact."""
-    sizes = session.sizes[boundary]
+    sizes = sizes_at(session, boundary, round(fmean(steps_at(session, boundary))))  # of clients on average
     usual, first = (replace(sizes, lag=of, moments=_moments(session)) for of in (lag(session), None))
     ways = _traffic(session, usual)
     down = sum(_traffic(session, first)["down"].values())

@@ -3,11 +3,13 @@
 
 import math
 from collections.abc import Callable, Iterator
+from statistics import fmean
 
 from hofl.algorithms import ALGORITHMS
 from hofl.build import steps_of
 from hofl.checkup.finding import Finding, Row, finding, probed, where
 from hofl.config import Config
+from hofl.local_work import steps_at
 from hofl.session import Session
 
 WEAK = 0.5
@@ -70,8 +72,8 @@ def little_movement(session: Session, found: Row) -> Iterator[Finding]:
         return
     worst = min(tiers, key=lambda t: t["probes"]["expected_cosine"])
     d, expected = worst["probes"]["dimension"], worst["probes"]["expected_cosine"]
-    clients = 1.0 if config.algorithm in SHARED_KEYS else _probing_clients(found)
-    steps = config.rounds * steps_of(config) * clients
+    shared = config.algorithm in SHARED_KEYS
+    steps = config.rounds * (steps_of(config) if shared else _probing_steps(session, found))
     each = steps * config.zo.probes / d
     if each >= FEW:
         return
@@ -99,10 +101,11 @@ def _instead(config: Config, enough: float) -> str:
     return f"{told}: {', and '.join(ways) or 'probe more, or train fewer numbers'}"
 
 
-def _probing_clients(found: Row) -> float:
-    """Clients of a round that probe, also of tiers that were not tried here."""
+def _probing_steps(session: Session, found: Row) -> float:
+    """Local steps of a round in which clients probe, also of tiers that were not tried here."""
     whole = not ALGORITHMS[found["algorithm"]].hybrid
-    return float(sum(t["expected_clients"] for t in found["tiers"] if whole or t["bottom"]))
+    able = [tier for tier in found["tiers"] if whole or tier["bottom"]]
+    return float(sum(tier["expected_clients"] * fmean(steps_at(session, tier["boundary"])) for tier in able))
 
 
 def sign_like(session: Session, found: Row) -> Iterator[Finding]:
@@ -113,7 +116,7 @@ def sign_like(session: Session, found: Row) -> Iterator[Finding]:
     dimension = min((t["probes"]["dimension"] for t in tiers), default=0)
     if not tiers or not reset or optimizer.name != "adamw" or config.zo.probes >= SIGN_LIKE * dimension:
         return
-    steps = steps_of(config)
+    steps = max(steps_at(session, tier["boundary"])[-1] for tier in tiers)
     once, whole = optimizer.lr * steps, optimizer.lr * steps * config.rounds
     yield finding(
         "sign_like",

@@ -102,7 +102,7 @@ def _changed(config: Config, steps: int, every: int) -> Config:
     """For one client and few steps."""
     update = {
         "quorum": 1,
-        "local": config.local.model_copy(update={"steps": steps}),
+        "local": config.local.model_copy(update={"steps": steps, "epochs": None}),
         "split": config.split.model_copy(update={"upload_every": every, "global_lr": 1.0}),
     }
     return config.model_copy(update=update)

@@ -88,26 +88,26 @@ def telling(session: "Session") -> Iterator[str]:
 def ledger_bytes(session: "Session") -> float:
     """What a full ledger will hold, in bytes: the replies of all rounds, and of split methods the tops."""
     from hofl.algorithms import ALGORITHMS
+    from hofl.local_work import steps_taken
     from hofl.theory.communication import WEIGHT
 
     config, plan, layout = session.config, session.policy, session.task.model.layout
     if config.run.ledger != "full":
         return 0.0
-    kept = [sum(n for c, n in sent(session, b)["up"].items() if c not in _NEVER_KEPT) for b in _able(session)]
+    held = zip((session.boundaries[client] for client in session.able), steps_taken(session), strict=True)
+    ups = (sent(session, boundary, steps)["up"].items() for boundary, steps in held)
+    kept = [sum(n for category, n in up if category not in _NEVER_KEPT) for up in ups]
     split = ALGORITHMS[config.algorithm].split
     top = WEIGHT * (layout.size - layout.bottom_size(session.cuts[0])) if split else 0
     return config.rounds * (top + plan.cohort * float(plan.shares @ kept))
 
 
-def _able(session: "Session") -> list[int]:
-    return [session.boundaries[client] for client in session.able]
-
-
-def sent(session: "Session", boundary: int) -> "Traffic":
-    """Payload bytes by category of one participation of a client that is in step."""
+def sent(session: "Session", boundary: int, steps: int | None = None) -> "Traffic":
+    """Payload bytes by category of one participation of a client that is in step; unset, the most steps."""
+    from hofl.local_work import sizes_at
     from hofl.theory import traffic
 
-    return traffic.of(session.config.algorithm, session.sizes[boundary])
+    return traffic.of(session.config.algorithm, sizes_at(session, boundary, steps))
 
 
 def scalars_up(session: "Session", boundary: int) -> int:
@@ -203,6 +203,7 @@ def boundaries(session: "Session") -> Table:
         rows.append((*map(str, cells), *(size(sum(ways[way].values())) for way in ("up", "down"))))
     halves_of = ("boundary", "clients", "bottom", "top") if hybrid else ("clients",)
     title = f"boundaries: blocks below the cut, of {layout.blocks}" if hybrid else "boundaries: none"
+    title += "; bytes of the client with the most steps" if session.config.local.epochs is not None else ""
     return Table(title, (*halves_of, "scalars up", "payload up", "payload down"), tuple(rows))
 
 

@@ -58,6 +58,8 @@ def run_oracle(
     """
     if ALGORITHMS[config.algorithm].boundary != "each":
         raise ConfigError(f"algorithm = '{config.algorithm}' samples uniformly; the reference is HO-FL's")
+    if config.local.epochs is not None:
+        raise ConfigError("local.epochs: the reference has one number of local steps for all: leave it out")
     if smoothness <= 0:
         raise ConfigError(f"--smoothness {smoothness:g}: must be > 0")
     if not 0 < floor <= 1:

@@ -13,13 +13,11 @@ if TYPE_CHECKING:
 
 def effort(session: "Session") -> str:
     """What a client does in a round; where that follows its examples, the least, the median and the most."""
-    from hofl.build import probes_of, steps_of, training_of
+    from hofl.build import probes_of
+    from hofl.local_work import steps_taken
 
     config, batch = session.config, session.config.local.batch
-    taken, q = [steps_of(config)], probes_of(config)
-    if config.local.epochs is not None:
-        training = training_of(config, session.seen)
-        taken = sorted(training.steps_of(client) for client in session.able)
+    taken, q = sorted(steps_taken(session)), probes_of(config)
     shown = [taken[0], taken[len(taken) // 2], taken[-1]] if taken[0] < taken[-1] else taken[:1]
     steps, probes, visits = (" / ".join(str(n * each) for n in shown) for each in (1, q, batch))
     own = f"local.epochs = {config.local.epochs}: least / median / most of the clients; "

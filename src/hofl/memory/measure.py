@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from hofl.build import training_of
 from hofl.config import Config, parse
 from hofl.errors import HoflError, RunFailed
 from hofl.runtime.local import local_call
@@ -62,7 +63,8 @@ def _at(config: Config, boundary: int) -> Config:
 def _shape(session: Session, client: int) -> dict[str, Any]:
     """The batches that the participation saw."""
     config = session.config
-    seen = [session.seen.batch(client, step, config.local.batch) for step in range(config.local.steps)]
+    steps = training_of(config, session.seen).steps_of(client)
+    seen = [session.seen.batch(client, step, config.local.batch) for step in range(steps)]
     batches = [batch.inputs for batch in seen]
     scored = max(batch.targets.shape[1] if batch.targets.ndim == 2 else 0 for batch in seen)
     masks = [b["attention_mask"] for b in batches if "attention_mask" in b]

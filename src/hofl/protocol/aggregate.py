@@ -58,12 +58,19 @@ class Training:
 
     def steps_of(self, client: int) -> int:
         """A client's local steps in a participation: ceil(epochs n / batch), at least 1 and at most E."""
-        if self.epochs is None:
-            return self.steps
-        whole = math.ceil(
-            round(self.epochs * self.sizes[client] / self.batch, 9)
-        )  # 0.1 x 30 is 3, not 3 + 4e-16
-        return min(self.steps, max(1, whole))
+        return steps_of_epochs(self.epochs, self.sizes[client], self.batch, self.steps)
+
+
+def steps_of_epochs(epochs: float | None, examples: int, batch: int, most: int) -> int:
+    """Local steps of a client with ``examples``: ceil(epochs n / batch), 1 to ``most``; without epochs that.
+
+    >>> steps_of_epochs(0.5, 10, 4, most=7), steps_of_epochs(None, 10, 4, most=7)
+    (2, 7)
+    """
+    if epochs is None:
+        return most
+    passes = min(float(most), epochs * examples / batch)  # before it is whole: the product may be infinite
+    return max(1, math.ceil(round(passes, 9)))  # 0.1 x 120 / 4 is 3, not 3 + 4e-16
 
 
 def initial_state(training: Training, vector: Vector) -> Record:

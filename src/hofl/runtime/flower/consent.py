@@ -13,6 +13,7 @@ from hofl.config import Config
 from hofl.core.layout import Layout
 from hofl.core.record import Record
 from hofl.errors import ClientError
+from hofl.protocol.aggregate import steps_of_epochs
 from hofl.runtime.flower.node_config import NodeConfig
 
 Refusal = tuple[str, bool, str]
@@ -68,7 +69,12 @@ class Consent:
         _refuse(self._of_run(config, model_sha256, examples))
 
     def check_plan(
-        self, plan: Mapping[str, Any], layout: Layout, config: Config | None = None, held: int = 0
+        self,
+        plan: Mapping[str, Any],
+        layout: Layout,
+        config: Config | None = None,
+        held: int = 0,
+        examples: int | None = None,
     ) -> None:
         """Whether this node does what one message asks; what a message does not say is not checked.
 
@@ -77,6 +83,7 @@ class Consent:
             layout: of this node's model.
             config: the run's, to which the plan must then keep.
             held: bytes this process has in use already.
+            examples: that this client holds, if that is known: ``local.epochs`` allows no more steps.
 
         Raises:
             ClientError: ``refused by consent.<line>: ...``, or a number in the plan is none.
@@ -90,16 +97,18 @@ class Consent:
                 f"refused: asked for boundary {plan['boundary']}, this model has {layout.blocks} blocks"
             )
         if config is not None:
-            _keep_to(plan, config)
+            _keep_to(plan, config, examples)
         _refuse(self._of_plan(plan, layout, held))
 
-    def check_request(self, request: Record, layout: Layout, config: Config, held: int = 0) -> None:
+    def check_request(
+        self, request: Record, layout: Layout, config: Config, held: int = 0, examples: int | None = None
+    ) -> None:
         """:meth:`check_plan` on a whole message, and on the past rounds that it asks this node to replay.
 
         Raises:
             ClientError: as there.
         """
-        self.check_plan(request.values, layout, config, held)
+        self.check_plan(request.values, layout, config, held, examples)
         past = request.arrays.get("scalars/history")
         if past is None:
             return
@@ -168,11 +177,15 @@ def _over(what: str, asked: int, most: int) -> tuple[bool, str]:
     return 0 < most < asked, f"asked for {asked:,} {what}, allowed are {most:,}"
 
 
-def _keep_to(plan: Mapping[str, Any], config: Config) -> None:
+def _keep_to(plan: Mapping[str, Any], config: Config, examples: int | None) -> None:
     """Refuse a plan that goes beyond the configuration this node has agreed to."""
+    local, paced = config.local, config.local.epochs is not None and examples is not None
+    steps = local.steps
+    if examples is not None:
+        steps = steps_of_epochs(local.epochs, examples, local.batch, local.steps)
     limits = {
         "round": ("rounds", config.rounds - 1),
-        "steps": ("local.steps", config.local.steps),
+        "steps": ("local.epochs" if paced else "local.steps", steps),
         "batch": ("local.batch", config.local.batch),
         "probes": ("zo.probes", config.zo.probes),
     }

@@ -212,7 +212,8 @@ class Role:
             raise RecordError(f"this method has no action '{shown(action)}'")
         if plan.get("client") != run.number:
             raise RecordError(f"the question is for client {shown(plan.get('client'))}, this is {run.number}")
-        me.consent.check_request(request, run.task.model.layout, run.config)
+        layout, examples = run.task.model.layout, run.joined.examples
+        me.consent.check_request(request, layout, run.config, examples=examples)
         if plan.get("round") != run.round:
             run.round = plan.get("round", -1)
             run.measured.take()

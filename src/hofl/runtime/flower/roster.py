@@ -105,17 +105,19 @@ class Roster:
             raise RecordError(f"{said.client}: has {said.examples} examples, this run deals it {dealt}")
 
     def sizes(self) -> list[int]:
-        """Examples of each client; 1 for one that joins later, whose number only weights could need.
+        """Examples of each client; 1 for one that joins later, where nothing follows from its number.
 
         Raises:
-            ConfigError: they do: the mean is weighted by examples.
+            ConfigError: it is needed: the mean is weighted by examples, or local steps follow from them.
         """
         if self.dealt:
             return self.dealt
         absent = [name for i, name in enumerate(self.task.clients) if i not in self.joined]
-        if absent and self.config.cohort.weighting == "examples":
+        weighted, paced = self.config.cohort.weighting == "examples", self.config.local.epochs is not None
+        if absent and (weighted or paced):
+            setting = "local.epochs" if paced else "cohort.weighting = 'examples'"
             raise ConfigError(
-                f"cohort.weighting = 'examples' needs every client's size and {absent[0]} has not joined: "
+                f"{setting} needs every client's size and {absent[0]} has not joined: "
                 "start it, or set fleet.minimum = 0"
             )
         told = [self.joined[i].examples if i in self.joined else 1 for i in range(len(self.task.clients))]
