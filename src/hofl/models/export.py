@@ -23,7 +23,7 @@ from hofl.models.load import load, output_embedding
 Form = Literal["peft", "merged"]
 TOLERANCE = 1e-4
 """Largest difference of reloaded logits, relative to the largest logit where that is above 1. (W + B A) x
-rounds otherwise than W x + B (A x), and another process may take other kernels. The difference is always told."""
+rounds otherwise than W x + B (A x), and another process may take other kernels. The difference is told."""
 
 _README = {
     "peft": """# LoRA adapter trained by hofl
