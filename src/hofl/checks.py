@@ -164,16 +164,15 @@ def _unfit(c: "Config", method: Method) -> Iterator[tuple[str, bool, str]]:
     wrong = bool(method.estimators) and c.zo.estimator not in method.estimators
     yield "zo.estimator", wrong, f"must be {' or '.join(method.estimators)} for {name}"
     section = "zo.optimizer" if c.zo.optimizer != c.optimizer else "optimizer"
-    yield (
-        "local.epochs",
-        c.local.epochs is not None and name not in _EPOCHS,
-        f"must be absent: in {name} all clients take the same steps; allowed for {', '.join(_EPOCHS)}",
-    )
-    unsaid = c.local.epochs is not None and "steps" not in c.local.model_fields_set
-    yield "local.epochs", unsaid, "needs local.steps, the most that any client takes: plans count with it"
+    paced = c.local.epochs is not None
+    reason = f"must be absent: in {name} all clients take the same steps; allowed for {', '.join(_EPOCHS)}"
+    yield "local.epochs", paced and name not in _EPOCHS, reason
+    unsaid = "steps" not in c.local.model_fields_set
+    reason = "needs local.steps, the most that any client takes: plans count with it"
+    yield "local.epochs", paced and unsaid, reason
     counted = c.partition.kind == "nodes" and c.cohort.weighting == "examples"
     reason = "must be absent: with cohort.weighting = 'examples' a large node counts as fewer examples"
-    yield "local.epochs", c.local.epochs is not None and counted, reason
+    yield "local.epochs", paced and counted, reason
     late, steps = name == "heron_sfl" and c.split.upload_every > c.local.steps, c.local.steps
     yield "split.upload_every", late, f"must be at most local.steps = {steps}: later uploads never come"
     own = name in ("hiso", "mu_splitfed")

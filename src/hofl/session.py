@@ -45,7 +45,7 @@ from hofl.tasks.base import Task
 from hofl.theory.traffic import Sizes
 
 _PROOF = 2
-"""Examples in the batch on which a model's cut, or its export, is checked against the whole."""
+"""Examples in the batch on which a model's cut is checked against the whole."""
 
 
 class Engine(NamedTuple):

@@ -74,20 +74,20 @@ def little_movement(session: Session, found: Row) -> Iterator[Finding]:
     d, expected = worst["probes"]["dimension"], worst["probes"]["expected_cosine"]
     shared = config.algorithm in SHARED_KEYS
     steps = config.rounds * (steps_of(config) if shared else _probing_steps(session, found))
-    each = steps * config.zo.probes / d
-    if each >= FEW:
+    total = steps * config.zo.probes
+    if total >= FEW * d:
         return
+    recovered = total / (d + total)  # c / (1 + c), c = total / d
     yield finding(
         "little_movement",
         f"{where(session, worst)}: a step's estimate has a cosine of about {expected:.2g} with the "
-        f"gradient, and the run's {steps * config.zo.probes:,.0f} probes are few for {d:,} numbers (with c "
+        f"gradient, and the run's {total:,.0f} probes are few for {d:,} numbers (with c "
         "probes a number a bottom won back roughly c / (1 + c) of its worth, here "
-        f"{each / (1 + each):.1%}): "
-        f"{_instead(config, d / steps)}",
+        f"{recovered:.1%}): {_instead(config, d / steps)}",
         dimension=d,
-        probes=steps * config.zo.probes,
+        probes=total,
         expected_cosine=expected,
-        expected_recovery=each / (1 + each),
+        expected_recovery=recovered,
     )
 
 

@@ -80,9 +80,8 @@ def load(
     else:
         module, tokenizer = _pretrained(base, local, _DTYPES[dtype], head, key, text)
     module = module.to(device=device).eval()
-    for (
-        parameter
-    ) in module.parameters():  # not buffers: in bfloat16 rotary frequencies turn far positions wrong
+    # No buffers: rotary frequencies in bfloat16 would turn far positions wrong.
+    for parameter in module.parameters():
         parameter.data = parameter.data.to(_DTYPES[dtype])
     parameters = sum(p.numel() for p in module.parameters())
     facts = {

@@ -206,6 +206,16 @@ def facts_of(task: Task) -> dict[str, Any]:
     return found
 
 
+def require_rounds(asked: int, done: int) -> None:
+    """Refuse to go on to a round that a run is past.
+
+    Raises:
+        ConfigError: says how many it needs.
+    """
+    if asked < done:
+        raise ConfigError(f"rounds = {asked}, but {done} are done; give {done} or more")
+
+
 def versions() -> dict[str, str]:
     """Version of Python and of every package that can change a number."""
     found = {"python": platform.python_version()}

@@ -95,8 +95,7 @@ def _saved(old: Path, settings: Settings, changed: Changed, start: Record) -> tu
     """
     state, facts = checkpoint.load(old / folder.CHECKPOINT)
     done = int(facts["round"])
-    if settings.rounds < done:
-        raise ConfigError(f"rounds = {settings.rounds}, but {done} are done; give {done} or more")
+    folder.require_rounds(settings.rounds, done)
     shapes, own = ({n: (str(a.dtype), a.shape) for n, a in s.arrays.items()} for s in (state, start))
     if other := sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name)):
         what = ", ".join(key for key in changed if not folder.is_free(key)) or "nothing"

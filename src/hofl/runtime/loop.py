@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hofl.core.record import Record
-from hofl.errors import ConfigError, DataError, RecordError, RunFailed
+from hofl.errors import DataError, RecordError, RunFailed
 from hofl.protocol.base import Algorithm, Call, Outcome, RoundVoid
 from hofl.runtime import checkpoint, files, folder, ledger, prints, totals
 from hofl.runtime.files import storage
@@ -128,10 +128,7 @@ class _Session:
         if saved.exists() or saved.is_symlink():
             self.state, facts = checkpoint.load(saved, self.state)
             self.round, self.totals = int(facts["round"]), totals.Totals.from_values(facts["totals"])
-        if self.settings.rounds < self.round:
-            raise ConfigError(
-                f"rounds = {self.settings.rounds}, but {self.round} are done; give {self.round} or more"
-            )
+        folder.require_rounds(self.settings.rounds, self.round)
 
     def _restore(self) -> None:
         """Check all that is there, and only then cut rows and ledger back and note the session."""
